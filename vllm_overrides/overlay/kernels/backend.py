@@ -1,0 +1,85 @@
+"""Choice of an operator's back end: once per process, logged as one line, forced by an environment variable.
+
+Every operator folder owns one `Backends`. A back end is a module that defines the operator's functions by their public
+names; it is imported only when chosen. A module that depends on compiled code or on a device defines
+`unavailable() -> Optional[str]`: the reason why it cannot run here, or None.
+"""
+import importlib
+import os
+from types import ModuleType
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+
+class Backends:
+    """The back ends of one operator, best first.
+
+    Args:
+        op: name of the operator's folder.
+        names: back end -> module name inside the folder, in order of preference. The order is the default choice.
+
+    The variable `VLLM_OVERLAY_KERNELS_<OP>` (upper case) names the one to use; empty is as unset.
+    """
+
+    def __init__(self, op: str, modules: Sequence[Tuple[str, str]]) -> None:
+        self.op = op
+        self.variable = f"VLLM_OVERLAY_KERNELS_{op.upper()}"
+        self._modules: Dict[str, str] = {name: f"{__package__}.{op}.{module}" for name, module in modules}
+        self._chosen: Optional[ModuleType] = None
+
+    @property
+    def names(self) -> List[str]:
+        """All back ends, best first, available or not."""
+        return list(self._modules)
+
+    def load(self, name: str) -> ModuleType:
+        """Returns the module of back end `name`.
+
+        Raises:
+            ValueError: no such back end; the message names the choices.
+            RuntimeError: it exists but cannot run on this machine; the message says why.
+        """
+        if name not in self._modules:
+            raise ValueError(f"{self.op}: no back end {name!r}; the choices are {', '.join(self.names)}")
+        module = importlib.import_module(self._modules[name])
+        reason = _unavailable(module)
+        if reason is not None:
+            raise RuntimeError(f"{self.op}: back end {name!r} cannot run here: {reason}; "
+                               f"the choices are {', '.join(self.names)}")
+        return module
+
+    def chosen(self) -> ModuleType:
+        """Returns the module in use; the first call decides and logs.
+
+        Raises:
+            ValueError, RuntimeError: the back end asked for by the environment is unknown or cannot run (see `load`).
+        """
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen
+
+    def _choose(self) -> ModuleType:
+        asked = os.environ.get(self.variable, "")
+        if asked:
+            try:
+                module = self.load(asked)
+            except (ValueError, RuntimeError) as error:
+                raise type(error)(f"{self.variable}={asked}: {error}") from None
+            logger.info("%s: back end %s (asked for by %s)", self.op, asked, self.variable)
+            return module
+        for name, path in self._modules.items():
+            module = importlib.import_module(path)
+            reason = _unavailable(module)
+            if reason is None:
+                logger.info("%s: back end %s (of %s)", self.op, name, ", ".join(self.names))
+                return module
+            logger.warning("%s: back end %s cannot run here: %s", self.op, name, reason)
+        raise RuntimeError(f"{self.op}: none of the back ends {', '.join(self.names)} can run here")
+
+
+def _unavailable(module: ModuleType) -> Optional[str]:
+    check = getattr(module, "unavailable", None)
+    return check() if check is not None else None

@@ -1,0 +1,48 @@
+"""The convolution in vectorised PyTorch: a loop over prefill rows, one step for all decode rows."""
+from typing import Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from vllm.overlay.kernels.rows import Capture, captures_by_row
+
+
+def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], conv: torch.Tensor,
+                  live_slots: torch.Tensor, query_start_loc: Sequence[int], num_prefills: int,
+                  captures: Sequence[Capture]) -> torch.Tensor:
+    """See the package's `causal_conv1d`."""
+    size = conv.shape[2]
+    taps = weight.float().t().contiguous()
+    offset = None if bias is None else bias.float()
+    out = torch.empty_like(x)
+    wanted = captures_by_row(captures, query_start_loc)
+    for row in range(num_prefills):
+        start, end = query_start_loc[row], query_start_loc[row + 1]
+        if start == end:
+            continue
+        slot = live_slots[row:row + 1]
+        before = conv.index_select(0, slot)[0].t().to(x.dtype)
+        history = torch.cat((before, x[start:end]))
+        out[start:end] = _convolve(history, taps, offset, end - start).to(x.dtype)
+        for after, target in wanted[row]:
+            conv[target] = history[after:after + size].t()
+        conv.index_copy_(0, slot, history[end - start:].t().unsqueeze(0).to(conv.dtype))
+    if num_prefills < live_slots.shape[0]:
+        start = query_start_loc[num_prefills]
+        slots = live_slots[num_prefills:]
+        history = torch.cat((conv.index_select(0, slots).to(x.dtype), x[start:].unsqueeze(2)), dim=2)
+        summed = (history.float() * weight.float()).sum(2)
+        out[start:] = F.silu(summed if offset is None else summed + offset).to(x.dtype)
+        conv.index_copy_(0, slots, history[:, :, 1:].to(conv.dtype))
+        for row in range(num_prefills, live_slots.shape[0]):
+            for _, target in wanted[row]:
+                conv[target] = history[row - num_prefills, :, 1:]
+    return out
+
+
+def _convolve(history: torch.Tensor, taps: torch.Tensor, bias: Optional[torch.Tensor], length: int) -> torch.Tensor:
+    inputs = history.float()
+    total = inputs[:length] * taps[0] if bias is None else torch.addcmul(bias, inputs[:length], taps[0])
+    for tap in range(1, taps.shape[0]):
+        total.addcmul_(inputs[tap:tap + length], taps[tap])
+    return F.silu(total)
