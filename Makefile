@@ -1,0 +1,54 @@
+# Two commands: `make serve` (a server on 127.0.0.1:8000) and `make test` (the whole suite). See README.md.
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+MODEL ?=
+NAME ?= llm
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+
+.PHONY: help serve test test-long env env-test env-reference overlay demo lint lock clean
+
+help:
+	@echo 'make serve [MODEL=/path] [PORT=8000] [ARGS="..."]   serve the demo checkpoint, or a real one, as "$(NAME)" in the foreground'
+	@echo 'make test                                          the whole suite, as CI runs it'
+	@echo 'make test-long                                     the long tests; the result is kept in remote_results/'
+	@echo 'make lint | overlay | demo | clean                 checks only | lay the overlay into .venv | make the demo checkpoint | remove what was built'
+
+serve: overlay $(if $(MODEL),,demo)
+	@PYTHON=$(PYTHON) NAME=$(NAME) HOST=$(HOST) PORT=$(PORT) bash requirements/serve.sh "$(or $(MODEL),.cache/demo)" $(ARGS)
+
+test: env-test env-reference overlay
+	@$(PYTHON) tests/run.py
+
+test-long: env-test env-reference overlay
+	@$(PYTHON) tests/run.py --long
+
+lint: env-test
+	@$(PYTHON) tests/run.py --lint-only
+
+env:
+	@bash requirements/setup.sh serve
+
+env-test:
+	@bash requirements/setup.sh test
+
+env-reference:
+	@bash requirements/setup.sh reference
+
+overlay: env
+	@PYTHON=$(PYTHON) bash patch_ops.sh apply
+
+demo: .cache/demo/config.json
+
+.cache/demo/config.json: worklogs/make_demo_checkpoint.py worklogs/make_tokenizer.py chat_template_multi_system.jinja | env
+	@rm -rf .cache/demo .cache/demo-tokenizer && mkdir -p .cache
+	@$(PYTHON) worklogs/make_tokenizer.py .cache/demo-tokenizer
+	@$(PYTHON) worklogs/make_demo_checkpoint.py .cache/demo --tokenizer .cache/demo-tokenizer
+	@rm -rf .cache/demo-tokenizer
+
+lock:
+	@bash requirements/lock.sh
+
+clean:
+	rm -rf .venv .venv-reference .cache .setup.lock .test-result

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Makes the environments: `setup.sh serve` (.venv with stock vLLM 0.6.3 for CPU), `setup.sh test` (adds the test tools to it),
+# `setup.sh reference` (.venv-reference with the transformers that knows the model). What is done is skipped; each step is stamped
+# with the hash of its inputs. The compiled stock wheel is kept in ${VLLM_OVERLAY_CACHE:-~/.cache/vllm-overlay} for other clones.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$here")
+cache=${VLLM_OVERLAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vllm-overlay}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+
+say() { printf "[setup %4ds] %s\n" "$SECONDS" "$*" >&2; }
+die() { printf "setup: %s\n" "$*" >&2; exit 1; }
+
+choose_python() {
+    for name in python3.11 python3.12 python3.10; do
+        # pyenv leaves shims on the PATH that exist and fail, so running it is the only test.
+        if "$name" -c '' 2>/dev/null; then echo "$name"; return; fi
+    done
+    die "no Python 3.11, 3.12 or 3.10 runs here; on Debian 12: apt-get install python3.11 python3.11-venv python3.11-dev"
+}
+
+need_packages() { # names the Debian packages that are missing; root installs them
+    local python=$1 missing=()
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=("$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')")
+    "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+        missing+=("$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
+    command -v g++ >/dev/null || missing+=(g++)
+    command -v flock >/dev/null || missing+=(util-linux)
+    [ -e /usr/include/numa.h ] || missing+=(libnuma-dev)
+    [ -e /usr/include/oneapi/dnnl/dnnl.h ] || [ -e /usr/include/dnnl.h ] || missing+=(libdnnl-dev)
+    [ ${#missing[@]} = 0 ] && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing Debian packages: ${missing[*]}"
+        apt-get update -qq >&2
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+    else
+        die "missing: ${missing[*]}; install with: sudo apt-get install ${missing[*]}"
+    fi
+}
+
+digest() { cat "$@" | sha256sum | cut -c1-16; }
+is_done() { [ "$(cat "$1" 2>/dev/null)" = "$2" ]; }
+
+torch_version() { sed -n 's/^\(torch==[0-9.]*\).*/\1/p' "$here/$1.in"; }
+
+install_lock() { # ENVIRONMENT PURPOSE: the lock with hashes, then torch
+    local env=$1 purpose=$2 stamp=$1/.stamp-$2 key
+    key=$(digest "$here/$purpose.txt" "$here/$purpose.in")
+    is_done "$stamp" "$key" && return
+    say "$(basename "$env"): installing requirements/$purpose.txt"
+    "$env/bin/pip" install --no-deps --require-hashes -r "$here/$purpose.txt"
+    local torch; torch=$(torch_version "$purpose")
+    if [ -n "$torch" ]; then
+        say "$(basename "$env"): installing $torch"
+        "$env/bin/pip" install "$torch"
+    fi
+    echo "$key" > "$stamp"
+}
+
+make_venv() { # ENVIRONMENT
+    [ -x "$1/bin/pip" ] && "$1/bin/python" -c '' 2>/dev/null && return
+    local python; python=$(choose_python)
+    need_packages "$python"
+    say "making $(basename "$1") with $("$python" --version)"
+    rm -rf "$1"
+    "$python" -m venv "$1"
+}
+
+stock_wheel() { # prints the path of the compiled wheel; builds it once
+    local python=$root/.venv/bin/python key dir
+    grep -qw avx2 /proc/cpuinfo || die "stock vLLM 0.6.3 for CPU needs a processor with AVX2"
+    key=$("$python" -c 'import sys, torch; print("cp%d%d-torch%s" % (*sys.version_info[:2], torch.__version__))')-$(digest "$here/setup.sh" "$here/stock.txt")
+    dir=$cache/$key
+    if ! ls "$dir"/vllm-*.whl >/dev/null 2>&1; then
+        need_packages "$python"
+        local work; work=$(mktemp -d)
+        say "downloading vLLM's source package"
+        # Its setup.py runs to name itself, and chooses its target by this variable.
+        PATH=$root/.venv/bin:$PATH VLLM_TARGET_DEVICE=cpu "$python" -m pip download --quiet --no-deps --no-build-isolation --require-hashes \
+            --no-binary vllm -d "$work" -r "$here/stock.txt" >&2 || die "the source package of vLLM 0.6.3 could not be downloaded"
+        tar -C "$work" -xf "$work"/vllm-0.6.3.tar.gz
+        # is_cpu() looks for "cpu" in the distribution's version, which PyPI's source package has fixed to v0.6.3; released wheels
+        # carry a _version.py, the source package does not.
+        sed -i 's/^    return "v0.6.3"$/    return "0.6.3+cpu"/' "$work/vllm-0.6.3/setup.py"
+        grep -q 'return "0.6.3+cpu"' "$work/vllm-0.6.3/setup.py" || die "vLLM's setup.py is not the one we know"
+        printf '__version__ = "0.6.3+cpu"\n__version_tuple__ = (0, 6, 3, "cpu")\n' > "$work/vllm-0.6.3/vllm/_version.py"
+        say "compiling stock vLLM 0.6.3 for CPU (about 3 minutes on 2 cores)"
+        local beat=$BASHPID
+        ( while sleep 20; do kill -0 "$beat" 2>/dev/null || exit; say "  compiling ..." >&2; done ) & local ticker=$!
+        # Without AVX-512 the quantisation file, the only user of libdnnl, is left out.
+        if ! ( cd "$work/vllm-0.6.3" && PATH=$root/.venv/bin:$PATH VLLM_TARGET_DEVICE=cpu VLLM_CPU_DISABLE_AVX512=true MAX_JOBS=$(nproc) \
+            "$python" -m pip wheel --no-deps --no-build-isolation -w "$work/wheel" . ) > "$work/build.log" 2>&1; then
+            kill "$ticker"; tail -30 "$work/build.log" >&2; die "compiling stock vLLM failed; the whole log: $work/build.log"
+        fi
+        kill "$ticker"
+        mkdir -p "$dir"
+        mv "$work"/wheel/vllm-*.whl "$dir/"
+        rm -rf "$work"
+    fi
+    ls "$dir"/vllm-*.whl
+}
+
+install_stock() {
+    local stamp=$root/.venv/.stamp-stock key wheel
+    key=$(digest "$here/setup.sh" "$here/stock.txt" "$here/serve.txt")
+    is_done "$stamp" "$key" && return
+    wheel=$(stock_wheel)
+    say ".venv: installing $(basename "$wheel")"
+    # A tree with the overlay in it has files that pip does not know.
+    rm -rf "$root"/.venv/lib/python3.*/site-packages/vllm
+    "$root/.venv/bin/pip" install --quiet --no-deps --force-reinstall "$wheel"
+    echo "$key" > "$stamp"
+}
+
+main() {
+    exec 9> "$root/.setup.lock"
+    flock -n 9 || { say "another setup runs in this folder; waiting for it"; flock 9; }
+    case ${1:-} in
+        serve) make_venv "$root/.venv"; install_lock "$root/.venv" serve; install_stock ;;
+        test) main_serve; install_lock "$root/.venv" test ;;
+        reference) make_venv "$root/.venv-reference"; install_lock "$root/.venv-reference" reference ;;
+        *) die "usage: setup.sh serve|test|reference" ;;
+    esac
+}
+main_serve() { make_venv "$root/.venv"; install_lock "$root/.venv" serve; install_stock; }
+main "$@"
