@@ -1,0 +1,122 @@
+"""The whole suite, as `make test` and CI run it: checks of the source, then every suite of tests/ in a process of its own.
+
+Each suite runs alone in its process because an engine leaves distributed state behind, and two run at a time because most
+of a suite is one thread of Python. Prints the time of every suite and ends with one line "N passed, N failed, N skipped".
+"""
+import argparse
+import concurrent.futures
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PYTHON_SOURCES = ["patches", "vllm_overrides", "worklogs", "tests"]
+# Started first, so that the last process to finish is a short one. A suite that is not named here comes after them.
+LONGEST_FIRST = ["models", "e2e", "core", "worker", "entrypoints", "overlay", "worklogs", "patches"]
+COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
+
+@dataclass
+class Result:
+    name: str
+    seconds: float
+    returncode: int
+    output: str
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Outcomes in pytest's closing line; a check without one counts as one test."""
+        closing = [line for line in self.output.splitlines() if re.match(r"=+ .* in [\d.]+s", line)]
+        found = {kind.rstrip("s") if kind.startswith("error") else kind: int(n)
+                 for n, kind in COUNTS.findall(closing[-1])} if closing else {}
+        failed = found.get("failed", 0) + found.get("error", 0)
+        if self.returncode not in (0, 5) and not failed:
+            failed = 1
+        passed = found.get("passed", 0) if closing else int(not failed)
+        return {"passed": passed, "failed": failed, "skipped": found.get("skipped", 0)}
+
+
+def run(name: str, command: list[str]) -> Result:
+    start = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, errors="replace")
+    return Result(name, time.monotonic() - start, done.returncode, done.stdout)
+
+
+def lint_commands() -> dict[str, list[str]]:
+    sources = [name for name in PYTHON_SOURCES if (ROOT / name).is_dir()]
+    return {
+        "lint (ruff)": [str(BIN / "ruff"), "check", *sources],
+        "types (mypy)": [str(BIN / "mypy"), "patches", "vllm_overrides/overlay"],
+        "deployed overlay (verify)": ["bash", "patch_ops.sh", "verify"],
+    }
+
+
+def suites() -> list[str]:
+    names = sorted(path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.rglob("test_*.py")))
+    rank = {name: index for index, name in enumerate(LONGEST_FIRST)}
+    return sorted(names, key=lambda name: rank.get(name, len(rank)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2, help="suites at a time (default 2)")
+    parser.add_argument("--long", action="store_true", help="only the tests marked long; keeps the result in remote_results/")
+    parser.add_argument("--lint-only", action="store_true")
+    parser.add_argument("suite", nargs="*", help="names of folders in tests/ (default: all)")
+    args = parser.parse_args()
+    os.environ.setdefault("PYTHON", sys.executable)
+
+    jobs: dict[str, list[str]] = {}
+    if not args.lint_only:
+        jobs.update({f"tests/{name}": [sys.executable, "-m", "pytest", "-q", f"tests/{name}", "--durations=5",
+                                       *(["-m", "long"] if args.long else [])] for name in args.suite or suites()})
+    if not args.long and not args.suite:
+        jobs.update(lint_commands())
+
+    start = time.monotonic()
+    results: list[Result] = []
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for future in concurrent.futures.as_completed(pool.submit(run, *job) for job in jobs.items()):
+            result = future.result()
+            results.append(result)
+            if result.counts["failed"]:
+                print(f"\n######## {result.name}: FAILED (exit {result.returncode})\n{result.output}", flush=True)
+            elif result.counts["skipped"]:
+                print("\n".join(line for line in result.output.splitlines() if line.startswith("SKIPPED")), flush=True)
+            print(f"{result.name:40s} {result.seconds:7.1f} s   {result.counts}", flush=True)
+
+    totals = {kind: sum(result.counts[kind] for result in results) for kind in ("passed", "failed", "skipped")}
+    print(f"\n{'suite':40s} {'seconds':>7s}")
+    for result in sorted(results, key=lambda result: -result.seconds):
+        print(f"{result.name:40s} {result.seconds:7.1f}")
+    print(f"{'wall':40s} {time.monotonic() - start:7.1f}")
+    if args.long:
+        record(results, totals)
+    print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
+    if not totals["passed"]:
+        print("nothing was tested", file=sys.stderr)
+        return 1
+    return 1 if totals["failed"] else 0
+
+
+def record(results: list[Result], totals: dict[str, int]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    path = ROOT / "remote_results" / f"{now:%Y%m%d-%H%M%S}_test-long.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"kind": "test-long", "utc": now.isoformat(timespec="seconds"), "commit": commit, "totals": totals,
+                                "suites": [{"name": r.name, "seconds": round(r.seconds, 1), **r.counts} for r in results]},
+                               indent=1) + "\n")
+    print(f"kept in {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
