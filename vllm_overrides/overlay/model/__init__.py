@@ -1,0 +1,1 @@
+"""What the hybrid models need beside the model file: registration, checkpoint loading, generation defaults."""

@@ -1,0 +1,41 @@
+"""Makes vLLM and transformers know the Qwen3.5 architectures and model types. `register()` runs once, on `import vllm`.
+
+Stock finds out what a model class can do by importing it in a child process, which costs seconds per start and turns any
+error there into "not supported". The properties of our classes are few and fixed, so they are stated here; a test compares
+them with what stock would have found.
+"""
+from dataclasses import dataclass
+
+from transformers import AutoConfig
+
+from vllm.model_executor.models import registry as _registry
+from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
+
+MODEL_MODULE = "vllm.model_executor.models.qwen3_5"
+ARCHITECTURES = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+                 "Qwen3_5ForCausalLM")
+
+
+@dataclass(frozen=True)
+class _DescribedModel(_registry._LazyRegisteredModel):
+    """A model class imported only to be built; what it can do is known without importing it."""
+
+    def inspect_model_cls(self) -> _registry._ModelInfo:
+        return _registry._ModelInfo(is_text_generation_model=True,
+                                    is_embedding_model=False,
+                                    supports_multimodal=False,
+                                    supports_pp=False,
+                                    has_inner_state=False,
+                                    is_attention_free=False)
+
+
+def register() -> None:
+    """Adds the architectures to vLLM's model registry and the model types to transformers' AutoConfig.
+
+    A transformers that brings its own classes for these model types is overruled in this process: stock needs
+    `layers_block_type` and `torch_dtype`, which only ours have.
+    """
+    for architecture in ARCHITECTURES:
+        _registry.ModelRegistry.models[architecture] = _DescribedModel(MODEL_MODULE, architecture)
+    for config_class in CONFIG_CLASSES:
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
