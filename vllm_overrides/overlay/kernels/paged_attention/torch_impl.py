@@ -3,7 +3,7 @@
 Tiles of the context begin at multiples of a fixed number of positions: a query meets the same tiles wherever its prompt
 was cut.
 """
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence
 
 import torch
 
@@ -41,6 +41,33 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
     return out
 
 
+class _OnlineSoftmax:
+    """softmax(scores) values over scores that come in tiles. Each tile's first dimension may be shorter than the last's."""
+
+    def __init__(self) -> None:
+        self._peak: Optional[torch.Tensor] = None
+
+    def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
+        """scores [n, ..., positions], overwritten, at least one finite per line in the first tile; values [n, ..., positions, D]."""
+        peak = scores.amax(-1, keepdim=True)
+        if self._peak is None:
+            weights = scores.sub_(peak).exp_()
+            self._peak, self._total, self._mixed = peak, weights.sum(-1, keepdim=True), torch.matmul(weights, values)
+            return
+        rows = scores.shape[0]
+        before = self._peak[:rows]
+        peak = torch.maximum(before, peak)
+        weights = scores.sub_(peak).exp_()
+        shrink = (before - peak).exp_()
+        self._total[:rows].mul_(shrink).add_(weights.sum(-1, keepdim=True))
+        self._mixed[:rows].mul_(shrink).add_(torch.matmul(weights, values))
+        before.copy_(peak)
+
+    def result(self) -> torch.Tensor:
+        """[n, ..., D] of the first tile's n."""
+        return self._mixed / self._total
+
+
 def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, table: torch.Tensor, seq_len: int,
              scale: float) -> torch.Tensor:
     queries, heads, size = q.shape
@@ -48,26 +75,23 @@ def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
     group = heads // kv_heads
     tile = max(1, _TILE // block_size) * block_size
     step = max(1, _SCORES // (tile * heads))
-    first = seq_len - queries
-    tiles: List[Tuple[torch.Tensor, torch.Tensor]] = []
     out = torch.empty_like(q)
-    del tiles
     for begin in range(0, queries, step):
         part = q[begin:begin + step]
         count = part.shape[0]
-        scaled = part.float().mul_(scale).view(count, kv_heads, group, size).permute(1, 2, 0, 3)
+        scaled = part.float().mul(scale).view(count, kv_heads, group, size).permute(1, 2, 0, 3)
         scaled = scaled.reshape(kv_heads, group * count, size)
-        softmax = _OnlineSoftmax(scaled)
-        last = first + begin + count
-        for at in range(0, last, tile):
-            end = min(at + tile, last)
+        first = seq_len - queries + begin
+        softmax = _OnlineSoftmax()
+        for at in range(0, first + count, tile):
+            end = min(at + tile, first + count)
             blocks = table[at // block_size:(end + block_size - 1) // block_size]
             keys = _gather(key_cache, blocks, end - at)
             values = _gather(value_cache, blocks, end - at)
             scores = torch.bmm(scaled, keys.transpose(1, 2))
-            if end > first + begin + 1:
+            if end > first + 1:
                 position = torch.arange(at, end, device=q.device)
-                own = torch.arange(first + begin, last, device=q.device).repeat(group)
+                own = torch.arange(first, first + count, device=q.device).repeat(group)
                 scores.masked_fill_(position[None, :] > own[:, None], -float("inf"))
             softmax.add(scores, values)
         mixed = softmax.result().view(kv_heads, group, count, size).permute(2, 0, 1, 3)
@@ -88,8 +112,8 @@ def _decode(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
     block_size, kv_heads = key_cache.shape[1:3]
     group = heads // kv_heads
     lengths = torch.tensor(seq_lens, device=q.device)
-    scaled = q.float().mul_(scale).view(rows, kv_heads, group, size)
-    softmax = _OnlineSoftmax(scaled)
+    scaled = q.float().mul(scale).view(rows, kv_heads, group, size)
+    softmax = _OnlineSoftmax()
     at, active = 0, rows
     while at < seq_lens[0]:
         while seq_lens[active - 1] <= at:
@@ -104,7 +128,7 @@ def _decode(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
         values = _gather_rows(value_cache, blocks).masked_fill_(absent[:, None, :, None], 0)
         scores = torch.matmul(scaled[:active], keys.transpose(2, 3))
         scores.masked_fill_(absent[:, None, None, :], -float("inf"))
-        softmax.narrow(active).add(scores, values)
+        softmax.add(scores, values)
         at = end
     return softmax.result().reshape(rows, heads, size).to(q.dtype)
 
