@@ -1,7 +1,8 @@
-"""The whole suite, as `make test` and CI run it: checks of the source, then every suite of tests/ in a process of its own.
+"""The whole suite, as `make test` and CI run it: checks of the source, and each suite of tests/ in its own process.
 
-Each suite runs alone in its process because an engine leaves distributed state behind, and two run at a time because most
-of a suite is one thread of Python. Prints the time of every suite and ends with one line "N passed, N failed, N skipped".
+Each suite runs alone in its process because an engine leaves distributed state behind, and two run at a time because
+most of a suite is one thread of Python. Prints the time of every suite and ends with the line
+"N passed, N failed, N skipped".
 """
 import argparse
 import concurrent.futures
@@ -73,7 +74,7 @@ def suites() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="suites at a time (default 2)")
-    parser.add_argument("--long", action="store_true", help="only the tests marked long; keeps the result in remote_results/")
+    parser.add_argument("--long", action="store_true", help="only the tests marked long; keeps the result")
     parser.add_argument("--lint-only", action="store_true")
     parser.add_argument("suite", nargs="*", help="names of folders in tests/ (default: all)")
     args = parser.parse_args()
@@ -104,7 +105,7 @@ def main() -> int:
         print(f"{result.name:40s} {result.seconds:7.1f}")
     print(f"{'wall':40s} {time.monotonic() - start:7.1f}")
     if args.long:
-        record(results, totals)
+        keep(results, totals)
     print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
     if not totals["passed"]:
         print("nothing was tested", file=sys.stderr)
@@ -112,14 +113,15 @@ def main() -> int:
     return 1 if totals["failed"] else 0
 
 
-def record(results: list[Result], totals: dict[str, int]) -> None:
+def keep(results: list[Result], totals: dict[str, int]) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
     now = datetime.datetime.now(datetime.timezone.utc)
     path = ROOT / "remote_results" / f"{now:%Y%m%d-%H%M%S}_test-long.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"kind": "test-long", "utc": now.isoformat(timespec="seconds"), "commit": commit, "totals": totals,
-                                "suites": [{"name": r.name, "seconds": round(r.seconds, 1), **r.counts} for r in results]},
-                               indent=1) + "\n")
+    suites = [{"name": result.name, "seconds": round(result.seconds, 1), **result.counts} for result in results]
+    record = {"kind": "test-long", "utc": now.isoformat(timespec="seconds"), "commit": commit, "totals": totals,
+              "suites": suites}
+    path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"kept in {path.relative_to(ROOT)}")
 
 

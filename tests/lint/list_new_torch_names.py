@@ -1,8 +1,8 @@
 """Lists the public names of an installed torch, one a line: `python list_new_torch_names.py > names`.
 
-tests/lint/newer_than_torch_2_1.txt is the difference of two such lists: what the torch of this repository's lock has and
-2.1.0 has not (`comm -13 <(old) <(new)`, both sorted in the C locale). Tensor methods stand as `.name`; `.index` is left out
-by hand, because every list has it too.
+tests/lint/newer_than_torch_2_1.txt is the difference of two such lists: what the torch of this repository's lock has
+and 2.1.0 has not (`comm -13 <(old) <(new)`, both sorted in the C locale). Tensor methods stand as `.name`; `.index`
+is left out by hand, because every list has it too.
 """
 import torch
 import torch.distributed

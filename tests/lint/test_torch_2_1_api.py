@@ -38,7 +38,8 @@ def newer_names(source: str) -> list[tuple[int, str]]:
 def test_deployed_code_uses_only_torch_2_1():
     files = sorted(DEPLOYED.rglob("*.py"))
     assert files, f"no deployed code under {DEPLOYED}"
-    found = [f"{path.relative_to(DEPLOYED)}:{line}: {name}" for path in files for line, name in newer_names(path.read_text())]
+    found = [f"{path.relative_to(DEPLOYED)}:{line}: {name}"
+             for path in files for line, name in newer_names(path.read_text())]
     assert not found, "newer than torch 2.1:\n" + "\n".join(found)
 
 
