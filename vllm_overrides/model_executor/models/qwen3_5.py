@@ -1,0 +1,515 @@
+"""Qwen3.5 / Qwen3.6 hybrid language models: Gated DeltaNet and gated full attention, dense or mixture of experts.
+
+Text only: the vision tower and the multi-token-prediction head are not built, and their weights are skipped with a line
+that says so. Sources: the published configuration, and Hugging Face transformers 5 (models/qwen3_5_moe), which the tests
+compare with. Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464.
+
+Throughout, T is the number of tokens of the step, and sizes with "local" in their name are this tensor-parallel rank's.
+"""
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from vllm.attention import Attention, AttentionMetadata
+from vllm.config import CacheConfig
+from vllm.distributed import (get_pp_group, get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size,
+                              tensor_model_parallel_all_reduce)
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.linear import (MergedColumnParallelLinear, QKVParallelLinear, ReplicatedLinear,
+                                               RowParallelLinear)
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.sampler import Sampler, SamplerOutput
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.sampling_metadata import SamplingMetadata
+from vllm.overlay.hybrid import StatePool, StateSpec, get_state_step
+from vllm.overlay.kernels.causal_conv1d import causal_conv1d
+from vllm.overlay.kernels.gated_delta_rule import gate, gated_delta_rule
+from vllm.overlay.kernels.moe import experts, route
+from vllm.overlay.kernels.norms import gated_rms_norm, rms_norm
+from vllm.overlay.kernels.rope import RotaryTable, Rotation, apply_rope
+from vllm.overlay.model.checkpoint import Wanted, copied, joined_linear, linear, load_checkpoint
+from vllm.sequence import IntermediateTensors
+from vllm.transformers_utils.configs.qwen3_5 import FULL_ATTENTION, LINEAR_ATTENTION
+
+NO_PICTURES = "picture input is not served yet"
+SKIPPED = {
+    "model.visual.": NO_PICTURES,
+    "visual.": NO_PICTURES,
+    "mtp.": "the multi-token-prediction head is not used yet",
+}
+# Checkpoints with a vision tower put the language model under the first prefix, text-only ones under the second.
+TEXT_PREFIX = ("model.language_model.", "model.")
+
+
+class Rows(NamedTuple):
+    """The step's rows as the stateful operators want them (vllm.overlay.kernels.rows), and where their state lives.
+
+    pool: None where the step has no state, as when memory is profiled: every row then starts from zero, and its state is
+    forgotten. context_lens: host ints, per row the position of its first token; None where not known.
+    """
+    pool: Optional[StatePool]
+    live_slots: torch.Tensor
+    query_start_loc: Sequence[int]
+    num_prefills: int
+    captures: Sequence[Tuple[int, int, int]]
+    context_lens: Optional[List[int]]
+
+
+class RMSNorm(nn.Module):
+    """Gemma style: multiplies by 1 + weight. With a residual it returns (normalised, x + residual)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None):
+        return rms_norm(x, self.weight, self.eps, residual)
+
+
+class Qwen3_5GatedDeltaNet(nn.Module):
+    """The recurrent layer. Ranks take whole key heads, each with the value heads that read it.
+
+    Args:
+        state_layer: this layer's place among the recurrent layers, which is its place in the state pool.
+    """
+
+    def __init__(self, config: PretrainedConfig, state_layer: int, quant_config: Optional[QuantizationConfig],
+                 prefix: str) -> None:
+        super().__init__()
+        tp = get_tensor_model_parallel_world_size()
+        self.state_layer = state_layer
+        self.hidden_size = config.hidden_size
+        self.eps = config.rms_norm_eps
+        self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
+        self.value_heads = config.linear_num_value_heads
+        self.local_key_heads, self.local_value_heads = config.linear_num_key_heads // tp, self.value_heads // tp
+        keys, values = config.linear_num_key_heads * self.key_size, self.value_heads * self.value_size
+        self.sections = [keys, keys, values]
+        self.local_sections = [size // tp for size in self.sections]
+        self.width = config.linear_conv_kernel_dim
+
+        self.in_proj_qkvz = MergedColumnParallelLinear(config.hidden_size, [keys, keys, values, values],
+                                                       bias=False,
+                                                       quant_config=quant_config,
+                                                       prefix=f"{prefix}.in_proj_qkvz")
+        # Two rows per head: not worth quantising, and published quantised checkpoints leave them alone.
+        self.in_proj_ba = MergedColumnParallelLinear(config.hidden_size, [self.value_heads, self.value_heads],
+                                                     bias=False,
+                                                     prefix=f"{prefix}.in_proj_ba")
+        self.conv_weight = nn.Parameter(torch.empty(sum(self.local_sections), self.width), requires_grad=False)
+        self.A_log = nn.Parameter(torch.empty(self.local_value_heads, dtype=torch.float32), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(self.local_value_heads, dtype=torch.float32), requires_grad=False)
+        self.norm_weight = nn.Parameter(torch.empty(self.value_size, dtype=torch.float32), requires_grad=False)
+        self.out_proj = RowParallelLinear(values,
+                                          config.hidden_size,
+                                          bias=False,
+                                          quant_config=quant_config,
+                                          prefix=f"{prefix}.out_proj")
+
+    def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """x: [T, hidden] -> [T, hidden]. The rows' state moves forward in place."""
+        tokens = x.shape[0]
+        conv, recurrent = self._state(rows, x)
+        qkvz, _ = self.in_proj_qkvz(x)
+        ba, _ = self.in_proj_ba(x)
+        channels = sum(self.local_sections)
+        z = qkvz[:, channels:].reshape(tokens, self.local_value_heads, self.value_size)
+        b, a = ba.split(self.local_value_heads, dim=-1)
+        qkv = causal_conv1d(qkvz[:, :channels].contiguous(), self.conv_weight, None, conv, rows.live_slots,
+                            rows.query_start_loc, rows.num_prefills, rows.captures)
+        q, k, v = (part.contiguous() for part in qkv.split(self.local_sections, dim=-1))
+        g, beta = gate(a.contiguous(), b.contiguous(), self.A_log, self.dt_bias)
+        o = gated_delta_rule(q.view(tokens, self.local_key_heads, self.key_size),
+                             k.view(tokens, self.local_key_heads, self.key_size),
+                             v.view(tokens, self.local_value_heads, self.value_size), g, beta, recurrent,
+                             rows.live_slots, rows.query_start_loc, rows.num_prefills, rows.captures,
+                             rows.context_lens)
+        y = gated_rms_norm(o, z, self.norm_weight, self.eps)
+        out, _ = self.out_proj(y.reshape(tokens, -1))
+        return out
+
+    def _state(self, rows: Rows, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        if rows.pool is not None:
+            return rows.pool.conv[self.state_layer], rows.pool.recurrent[self.state_layer]
+        count = len(rows.query_start_loc) - 1
+        return (x.new_zeros(count, sum(self.local_sections), self.width - 1),
+                x.new_zeros(count, self.local_value_heads, self.key_size, self.value_size, dtype=torch.float32))
+
+    def wanted(self, name: str) -> Iterable[Wanted]:
+        """The checkpoint tensors of this layer, whose name there is `name`."""
+        yield from joined_linear(f"{name}.in_proj_qkv", self.in_proj_qkvz, self.sections, self.hidden_size)
+        yield from linear(f"{name}.in_proj_z", self.in_proj_qkvz, self.sections[2], self.hidden_size, 3)
+        yield from linear(f"{name}.in_proj_b", self.in_proj_ba, self.value_heads, self.hidden_size, 0)
+        yield from linear(f"{name}.in_proj_a", self.in_proj_ba, self.value_heads, self.hidden_size, 1)
+        yield Wanted(f"{name}.conv1d.weight", (sum(self.sections), 1, self.width), self._load_conv)
+        yield Wanted(f"{name}.A_log", (self.value_heads, ), _slice_loader(self.A_log.data, 0))
+        yield Wanted(f"{name}.dt_bias", (self.value_heads, ), _slice_loader(self.dt_bias.data, 0))
+        yield copied(f"{name}.norm.weight", self.norm_weight)
+        yield from linear(f"{name}.out_proj", self.out_proj, self.hidden_size, self.sections[2])
+
+    def _load_conv(self, tensor: torch.Tensor) -> None:
+        sections = tensor.squeeze(1).split(self.sections)
+        self.conv_weight.data.copy_(torch.cat([_rank_slice(section, 0) for section in sections]))
+
+
+class Qwen3_5Attention(nn.Module):
+    """Full attention with a per-head norm of q and k, partial rotary embedding and a sigmoid gate on the output."""
+
+    def __init__(self, config: PretrainedConfig, cache_config: Optional[CacheConfig],
+                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+        super().__init__()
+        tp = get_tensor_model_parallel_world_size()
+        self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.local_heads, self.local_kv_heads = self.heads // tp, max(1, self.kv_heads // tp)
+        # The rows of q_proj are, per head, the query and then the gate: to stock that is twice as many heads.
+        self.qkv_proj = QKVParallelLinear(config.hidden_size,
+                                          self.head_dim,
+                                          2 * self.heads,
+                                          self.kv_heads,
+                                          bias=config.attention_bias,
+                                          quant_config=quant_config,
+                                          prefix=f"{prefix}.qkv_proj")
+        self.o_proj = RowParallelLinear(self.heads * self.head_dim,
+                                        config.hidden_size,
+                                        bias=config.attention_bias,
+                                        quant_config=quant_config,
+                                        prefix=f"{prefix}.o_proj")
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.attn = Attention(self.local_heads,
+                              self.head_dim,
+                              self.head_dim**-0.5,
+                              num_kv_heads=self.local_kv_heads,
+                              cache_config=cache_config,
+                              prefix=f"{prefix}.attn")
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, kv_cache: Optional[torch.Tensor],
+                attn_metadata: AttentionMetadata) -> torch.Tensor:
+        """x: [T, hidden] -> [T, hidden]."""
+        tokens = x.shape[0]
+        qkv, _ = self.qkv_proj(x)
+        kv_size = self.local_kv_heads * self.head_dim
+        q_gate, k, v = qkv.split([2 * self.local_heads * self.head_dim, kv_size, kv_size], dim=-1)
+        q, output_gate = q_gate.reshape(tokens, self.local_heads, 2, self.head_dim).unbind(2)
+        q = self.q_norm(q.contiguous())
+        k = self.k_norm(k.reshape(tokens, self.local_kv_heads, self.head_dim))
+        q, k = apply_rope(q, k, rotation)
+        out = self.attn(q.view(tokens, -1), k.view(tokens, -1), v.contiguous(), kv_cache, attn_metadata)
+        out = out.view(tokens, -1) * torch.sigmoid(output_gate.reshape(tokens, -1))
+        out, _ = self.o_proj(out)
+        return out
+
+    def wanted(self, name: str) -> Iterable[Wanted]:
+        """The checkpoint tensors of this layer, whose name there is `name`."""
+        size = self.head_dim
+        for shard, rows in (("q", 2 * self.heads * size), ("k", self.kv_heads * size), ("v", self.kv_heads * size)):
+            yield from linear(f"{name}.{shard}_proj", self.qkv_proj, rows, self.hidden_size, shard)
+        yield from linear(f"{name}.o_proj", self.o_proj, self.hidden_size, self.heads * size)
+        yield copied(f"{name}.q_norm.weight", self.q_norm.weight)
+        yield copied(f"{name}.k_norm.weight", self.k_norm.weight)
+
+
+class Qwen3_5MLP(nn.Module):
+    """SwiGLU. reduce: whether the ranks' results are summed here; else the caller does it."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, reduce: bool,
+                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+        super().__init__()
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [intermediate_size, intermediate_size],
+                                                       bias=False,
+                                                       quant_config=quant_config,
+                                                       prefix=f"{prefix}.gate_up_proj")
+        self.down_proj = RowParallelLinear(intermediate_size,
+                                           hidden_size,
+                                           bias=False,
+                                           reduce_results=reduce,
+                                           quant_config=quant_config,
+                                           prefix=f"{prefix}.down_proj")
+        self.act = SiluAndMul()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden] -> [T, hidden]."""
+        gate_up, _ = self.gate_up_proj(x)
+        # Stock's CPU operator takes multiples of 8 only.
+        inner = self.act.forward_native(gate_up) if x.device.type == "cpu" else self.act(gate_up)
+        out, _ = self.down_proj(inner)
+        return out
+
+    def wanted(self, name: str) -> Iterable[Wanted]:
+        """The checkpoint tensors of this layer, whose name there is `name`."""
+        for shard, key in enumerate(("gate_proj", "up_proj")):
+            yield from linear(f"{name}.{key}", self.gate_up_proj, self.intermediate_size, self.hidden_size, shard)
+        yield from linear(f"{name}.down_proj", self.down_proj, self.hidden_size, self.intermediate_size)
+
+
+class Qwen3_5SparseMoe(nn.Module):
+    """Routed experts and one gated shared expert. Ranks split every expert's inner size and share one all-reduce."""
+
+    def __init__(self, config: PretrainedConfig, quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+        super().__init__()
+        self.hidden_size, self.inner = config.hidden_size, config.moe_intermediate_size
+        self.num_experts, self.top_k = config.num_experts, config.num_experts_per_tok
+        self.local_inner = self.inner // get_tensor_model_parallel_world_size()
+        self.gate = ReplicatedLinear(self.hidden_size, self.num_experts, bias=False, prefix=f"{prefix}.gate")
+        self.shared_expert_gate = ReplicatedLinear(self.hidden_size, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
+        self.w13 = nn.Parameter(torch.empty(self.num_experts, 2 * self.local_inner, self.hidden_size), requires_grad=False)
+        self.w2 = nn.Parameter(torch.empty(self.num_experts, self.hidden_size, self.local_inner), requires_grad=False)
+        self.shared_expert = Qwen3_5MLP(self.hidden_size, config.shared_expert_intermediate_size, False, quant_config,
+                                        f"{prefix}.shared_expert")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden] -> [T, hidden]."""
+        router_logits, _ = self.gate(x)
+        weights, ids = route(router_logits, self.top_k)
+        out = experts(x, self.w13, self.w2, weights, ids)
+        shared_gate, _ = self.shared_expert_gate(x)
+        out = out + torch.sigmoid(shared_gate) * self.shared_expert(x)
+        return tensor_model_parallel_all_reduce(out)
+
+    def wanted(self, name: str) -> Iterable[Wanted]:
+        """The checkpoint tensors of this layer, whose name there is `name`; the routed experts joined or one by one."""
+        yield from linear(f"{name}.gate", self.gate, self.num_experts, self.hidden_size)
+        yield from linear(f"{name}.shared_expert_gate", self.shared_expert_gate, 1, self.hidden_size)
+        yield from self.shared_expert.wanted(f"{name}.shared_expert")
+        count, inner, hidden = self.num_experts, self.inner, self.hidden_size
+        places = dict(zip(("gate_proj", "up_proj"), self.w13.data.split(self.local_inner, dim=1)))
+        yield Wanted(
+            f"{name}.experts.gate_up_proj", (count, 2 * inner, hidden), self._load_gate_up,
+            tuple(
+                Wanted(f"{name}.experts.{expert}.{key}.weight", (inner, hidden), _slice_loader(place[expert], 0))
+                for expert in range(count) for key, place in places.items()))
+        yield Wanted(
+            f"{name}.experts.down_proj", (count, hidden, inner), _slice_loader(self.w2.data, 2),
+            tuple(
+                Wanted(f"{name}.experts.{expert}.down_proj.weight", (hidden, inner), _slice_loader(self.w2.data[expert], 1))
+                for expert in range(count)))
+
+    def _load_gate_up(self, tensor: torch.Tensor) -> None:
+        for place, half in zip(self.w13.data.split(self.local_inner, dim=1), tensor.split(self.inner, dim=1)):
+            place.copy_(_rank_slice(half, 1))
+
+
+class Qwen3_5DecoderLayer(nn.Module):
+    """One layer. `is_attention` tells which of the two mixers it has."""
+
+    def __init__(self, config: PretrainedConfig, layer: int, cache_config: Optional[CacheConfig],
+                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+        super().__init__()
+        self.is_attention = config.layer_types[layer] == FULL_ATTENTION
+        if self.is_attention:
+            self.self_attn = Qwen3_5Attention(config, cache_config, quant_config, f"{prefix}.self_attn")
+        else:
+            self.linear_attn = Qwen3_5GatedDeltaNet(config, config.layer_types[:layer].count(LINEAR_ATTENTION),
+                                                    quant_config, f"{prefix}.linear_attn")
+        self.mlp: nn.Module
+        if _is_moe(config):
+            self.mlp = Qwen3_5SparseMoe(config, quant_config, f"{prefix}.mlp")
+        else:
+            self.mlp = Qwen3_5MLP(config.hidden_size, config.intermediate_size, True, quant_config, f"{prefix}.mlp")
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, kv_cache: Optional[torch.Tensor],
+                attn_metadata: AttentionMetadata, rows: Rows) -> Tuple[torch.Tensor, torch.Tensor]:
+        """x + residual is the layer's input; the sum of the two results is its output. All [T, hidden]."""
+        x, residual = self.input_layernorm(x, residual)
+        if self.is_attention:
+            x = self.self_attn(x, rotation, kv_cache, attn_metadata)
+        else:
+            x = self.linear_attn(x, rows)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x), residual
+
+    def wanted(self, name: str) -> Iterable[Wanted]:
+        """The checkpoint tensors of this layer, whose name there is `name`."""
+        if self.is_attention:
+            yield from self.self_attn.wanted(f"{name}.self_attn")
+        else:
+            yield from self.linear_attn.wanted(f"{name}.linear_attn")
+        yield from self.mlp.wanted(f"{name}.mlp")
+        yield copied(f"{name}.input_layernorm.weight", self.input_layernorm.weight)
+        yield copied(f"{name}.post_attention_layernorm.weight", self.post_attention_layernorm.weight)
+
+
+class Qwen3_5TextModel(nn.Module):
+    """The decoder without the head."""
+
+    def __init__(self, config: PretrainedConfig, cache_config: Optional[CacheConfig],
+                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+        super().__init__()
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            Qwen3_5DecoderLayer(config, layer, cache_config, quant_config, f"{prefix}.layers.{layer}")
+            for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        rope = config.rope_parameters
+        self.rotary = RotaryTable(int(config.head_dim * rope["partial_rotary_factor"]), rope["rope_theta"],
+                                  rope.get("mrope_section"))
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, kv_caches: List[torch.Tensor],
+                attn_metadata: AttentionMetadata) -> torch.Tensor:
+        """input_ids: [T]; positions: [T] or [3, T]; kv_caches: one per full-attention layer -> [T, hidden]."""
+        rows = _rows(attn_metadata, input_ids)
+        rotation = self.rotary(positions)
+        x = self.embed_tokens(input_ids)
+        residual = torch.zeros_like(x)
+        caches = iter(kv_caches)
+        for layer in self.layers:
+            kv_cache = next(caches) if layer.is_attention else None
+            x, residual = layer(x, residual, rotation, kv_cache, attn_metadata, rows)
+        return self.norm(x, residual)[0]
+
+    def wanted(self, name: str) -> Iterable[Wanted]:
+        """The checkpoint tensors of the decoder, whose name there is `name`."""
+        yield _vocabulary(f"{name}.embed_tokens.weight", self.embed_tokens)
+        yield copied(f"{name}.norm.weight", self.norm.weight)
+        for index, layer in enumerate(self.layers):
+            yield from layer.wanted(f"{name}.layers.{index}")
+
+
+class Qwen3_5ForCausalLM(nn.Module):
+    """The dense and the mixture-of-experts model, from a text-only checkpoint or the text part of one with pictures.
+
+    Raises:
+        ValueError: settings that are not implemented, sizes that the tensor-parallel ranks cannot share, pipeline
+            parallelism. The message is one line.
+    """
+
+    def __init__(self,
+                 config: PretrainedConfig,
+                 cache_config: Optional[CacheConfig] = None,
+                 quant_config: Optional[QuantizationConfig] = None) -> None:
+        super().__init__()
+        self.config = config
+        self.text_config = config.get_text_config()
+        _check_supported(config, self.text_config, quant_config)
+        self.model = Qwen3_5TextModel(self.text_config, cache_config, quant_config, "model")
+        if config.tie_word_embeddings:
+            self.lm_head: VocabParallelEmbedding = self.model.embed_tokens
+        else:
+            self.lm_head = ParallelLMHead(self.text_config.vocab_size, self.text_config.hidden_size)
+        self.logits_processor = LogitsProcessor(self.text_config.vocab_size)
+        self.sampler = Sampler()
+
+    def get_state_spec(self) -> StateSpec:
+        """What the state pool must hold per slot on this rank."""
+        mixers = [layer.linear_attn for layer in self.model.layers if not layer.is_attention]
+        text, tp = self.text_config, get_tensor_model_parallel_world_size()
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        return StateSpec(num_layers=len(mixers),
+                         conv_shape=((2 * keys + values) // tp, text.linear_conv_kernel_dim - 1),
+                         conv_dtype=self.model.norm.weight.dtype,
+                         recurrent_shape=(text.linear_num_value_heads // tp, text.linear_key_head_dim,
+                                          text.linear_value_head_dim))
+
+    def forward(self,
+                input_ids: torch.Tensor,
+                positions: torch.Tensor,
+                kv_caches: List[torch.Tensor],
+                attn_metadata: AttentionMetadata,
+                intermediate_tensors: Optional[IntermediateTensors] = None) -> torch.Tensor:
+        """input_ids: [T]; positions: [T] or [3, T]; kv_caches: one per full-attention layer -> [T, hidden]."""
+        return self.model(input_ids, positions, kv_caches, attn_metadata)
+
+    def compute_logits(self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata) -> Optional[torch.Tensor]:
+        """[T, hidden] -> [sampled tokens, vocabulary]; None on tensor-parallel ranks that do not sample."""
+        return self.logits_processor(self.lm_head, hidden_states, sampling_metadata)
+
+    def sample(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> Optional[SamplerOutput]:
+        """Draws the next tokens."""
+        return self.sampler(logits, sampling_metadata)
+
+    def load_weights(self, weights: Iterable[Tuple[str, torch.Tensor]]) -> None:
+        """Loads a checkpoint in the published layout, `model.language_model.*`, or the text-only one, `model.*`.
+
+        Raises:
+            CheckpointError: a tensor that is unknown, missing, repeated or of the wrong shape.
+        """
+        skipped = dict(SKIPPED)
+        wanted = list(self.model.wanted("model"))
+        if self.config.tie_word_embeddings:
+            skipped["lm_head."] = "the configuration ties the head to the embedding"
+        else:
+            wanted.append(_vocabulary("lm_head.weight", self.lm_head))
+        load_checkpoint(weights, wanted, skipped, TEXT_PREFIX)
+
+
+class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
+    """Published name of the text-only mixture-of-experts model."""
+
+
+class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
+    """Published name of the dense model with pictures; its text part."""
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForCausalLM):
+    """Published name of the mixture-of-experts model with pictures; its text part."""
+
+
+def _is_moe(text: PretrainedConfig) -> bool:
+    return hasattr(text, "num_experts")
+
+
+def _vocabulary(name: str, layer: VocabParallelEmbedding) -> Wanted:
+    return Wanted(name, (layer.org_vocab_size, layer.embedding_dim),
+                  lambda tensor: layer.weight_loader(layer.weight, tensor))
+
+
+def _rank_slice(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    size = tensor.shape[dim] // get_tensor_model_parallel_world_size()
+    return tensor.narrow(dim, get_tensor_model_parallel_rank() * size, size)
+
+
+def _slice_loader(place: torch.Tensor, dim: int) -> Callable[[torch.Tensor], object]:
+    return lambda tensor: place.copy_(_rank_slice(tensor, dim))
+
+
+def _rows(attn_metadata: AttentionMetadata, input_ids: torch.Tensor) -> Rows:
+    step = get_state_step()
+    if step is not None:
+        starts = step.query_start_loc
+        context_lens = None
+        if attn_metadata.seq_lens is not None:
+            context_lens = [length - (end - start)
+                            for length, start, end in zip(attn_metadata.seq_lens, starts, starts[1:])]
+        return Rows(step.pool, step.live_slots, starts, step.num_prefills, step.captures, context_lens)
+    starts = [0]
+    if attn_metadata.num_prefills:
+        starts = attn_metadata.query_start_loc[:attn_metadata.num_prefills + 1].tolist()
+    starts += range(starts[-1] + 1, input_ids.shape[0] + 1)
+    return Rows(None, torch.arange(len(starts) - 1, device=input_ids.device), starts, attn_metadata.num_prefills, (), None)
+
+
+def _check_supported(config: PretrainedConfig, text: PretrainedConfig, quant_config: Optional[QuantizationConfig]) -> None:
+    tp = get_tensor_model_parallel_world_size()
+    split = ["linear_num_key_heads", "linear_num_value_heads", "num_attention_heads"]
+    split += ["moe_intermediate_size", "shared_expert_intermediate_size"] if _is_moe(text) else ["intermediate_size"]
+    uneven = [f"{name} {getattr(text, name)}" for name in split if getattr(text, name) % tp]
+    if text.num_key_value_heads % tp and tp % text.num_key_value_heads:
+        uneven.append(f"num_key_value_heads {text.num_key_value_heads}")
+    flags = [key for key in ("rope_scaling", "rope_theta") for part in (config, text) if getattr(part, key, None) is not None]
+    if get_pp_group().world_size > 1:
+        raise ValueError("pipeline parallelism is not supported for this model")
+    if uneven:
+        raise ValueError(f"tensor parallel size {tp} does not divide {', '.join(uneven)}")
+    if text.linear_num_value_heads % text.linear_num_key_heads:
+        raise ValueError(f"linear_num_value_heads {text.linear_num_value_heads} is no multiple of "
+                         f"linear_num_key_heads {text.linear_num_key_heads}")
+    if text.hidden_act != "silu":
+        raise ValueError(f"hidden_act {text.hidden_act!r} is not supported, only 'silu'")
+    if not getattr(text, "attn_output_gate", True):
+        raise ValueError("attn_output_gate false is not supported")
+    if text.rope_parameters["rope_type"] != "default":
+        raise ValueError(f"rope_type {text.rope_parameters['rope_type']!r} is not supported, only 'default'")
+    if flags:
+        raise ValueError(f"{flags[0]} cannot be overridden for this model: edit rope_parameters in its config.json")
+    if _is_moe(text) and quant_config is not None:
+        raise ValueError(f"{quant_config.get_name()} quantization is not supported for routed experts")
