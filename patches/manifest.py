@@ -68,7 +68,18 @@ FOUNDATION = (
 )
 
 # core/**, sequence.py, engine/**, config.py, utils.py, overlay/hybrid/
-CORE: tuple[Overlay, ...] = ()
+CORE: tuple[Overlay, ...] = (
+    Overlay(
+        id="recurrent-state-in-scheduler-owned-slots",
+        kind="addition",
+        target="overlay/hybrid/",
+        reason="Stock keys recurrent state by request id inside the model, which breaks silently on prefix hits and on preemption.",
+        upstream="Not for upstream: vLLM V1 has its own design for the state of hybrid models, which 0.6.3 cannot carry.",
+        remove_when="the pin is a vLLM that serves Gated DeltaNet models with prefix caching itself",
+        requires=("overlay-package",),
+        test="tests/overlay/hybrid/test_state_pool.py",
+    ),
+)
 
 # worker/**, executor/**, attention/**, distributed/**
 WORKER: tuple[Overlay, ...] = ()
