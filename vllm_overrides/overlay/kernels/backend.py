@@ -6,8 +6,8 @@ names; it is imported only when chosen. A module that depends on compiled code o
 """
 import importlib
 import os
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Dict, List, Optional, Sequence, Tuple
 
 from vllm.logger import init_logger
 
@@ -24,14 +24,14 @@ class Backends:
     The variable `VLLM_OVERLAY_KERNELS_<OP>` (upper case) names the one to use; empty is as unset.
     """
 
-    def __init__(self, op: str, modules: Sequence[Tuple[str, str]]) -> None:
+    def __init__(self, op: str, modules: Sequence[tuple[str, str]]) -> None:
         self.op = op
         self.variable = f"VLLM_OVERLAY_KERNELS_{op.upper()}"
-        self._modules: Dict[str, str] = {name: f"{__package__}.{op}.{module}" for name, module in modules}
-        self._chosen: Optional[ModuleType] = None
+        self._modules: dict[str, str] = {name: f"{__package__}.{op}.{module}" for name, module in modules}
+        self._chosen: ModuleType | None = None
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """All back ends, best first, available or not."""
         return list(self._modules)
 
@@ -80,6 +80,6 @@ class Backends:
         raise RuntimeError(f"{self.op}: none of the back ends {', '.join(self.names)} can run here")
 
 
-def _unavailable(module: ModuleType) -> Optional[str]:
+def _unavailable(module: ModuleType) -> str | None:
     check = getattr(module, "unavailable", None)
     return check() if check is not None else None

@@ -3,13 +3,13 @@
 A step has T tokens in N rows: row i is tokens [query_start_loc[i], query_start_loc[i + 1]). Rows before `num_prefills`
 may have any length, zero included; the others are decode rows of exactly one token.
 """
-from typing import List, Sequence, Tuple
+from collections.abc import Sequence
 
-Capture = Tuple[int, int, int]
+Capture = tuple[int, int, int]
 
 
 def check_rows(num_tokens: int, num_rows: int, query_start_loc: Sequence[int], num_prefills: int) -> None:
-    """Raises ValueError where the rows do not describe `num_tokens` tokens in `num_rows` rows. Looks at host data only."""
+    """Raises ValueError where the rows do not describe `num_tokens` tokens in `num_rows` rows. Reads host data only."""
     if len(query_start_loc) != num_rows + 1:
         raise ValueError(f"query_start_loc has {len(query_start_loc)} entries for {num_rows} rows")
     if query_start_loc[0] != 0 or query_start_loc[-1] != num_tokens:
@@ -24,13 +24,13 @@ def check_rows(num_tokens: int, num_rows: int, query_start_loc: Sequence[int], n
             raise ValueError(f"{kind} row {row} has {length} tokens")
 
 
-def captures_by_row(captures: Sequence[Capture], query_start_loc: Sequence[int]) -> List[List[Tuple[int, int]]]:
+def captures_by_row(captures: Sequence[Capture], query_start_loc: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Returns per row the list of (offset, slot), by ascending offset.
 
     Raises:
         ValueError: a row that does not exist, or an offset outside 1..length of the row's piece.
     """
-    rows: List[List[Tuple[int, int]]] = [[] for _ in range(len(query_start_loc) - 1)]
+    rows: list[list[tuple[int, int]]] = [[] for _ in range(len(query_start_loc) - 1)]
     for row, offset, slot in captures:
         if not 0 <= row < len(rows):
             raise ValueError(f"capture of row {row} in a step of {len(rows)} rows")

@@ -1,5 +1,5 @@
 """Depthwise causal convolution with SiLU over rows that carry their last width - 1 inputs from step to step."""
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ backends = Backends("causal_conv1d", (("torch", "torch_impl"), ("reference", "re
 
 def causal_conv1d(x: torch.Tensor,
                   weight: torch.Tensor,
-                  bias: Optional[torch.Tensor],
+                  bias: torch.Tensor | None,
                   conv: torch.Tensor,
                   live_slots: torch.Tensor,
                   query_start_loc: Sequence[int],

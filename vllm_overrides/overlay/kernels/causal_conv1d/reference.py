@@ -1,12 +1,12 @@
 """The convolution token by token in float32: the truth that back ends are compared with."""
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from vllm.overlay.kernels.rows import Capture, captures_by_row
 
 
-def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], conv: torch.Tensor,
+def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conv: torch.Tensor,
                   live_slots: torch.Tensor, query_start_loc: Sequence[int], num_prefills: int,
                   captures: Sequence[Capture]) -> torch.Tensor:
     """See the package's `causal_conv1d`."""

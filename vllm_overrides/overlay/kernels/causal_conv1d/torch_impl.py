@@ -1,5 +1,5 @@
 """The convolution in vectorised PyTorch: a loop over prefill rows, one step for all decode rows."""
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from vllm.overlay.kernels.rows import Capture, captures_by_row
 
 
-def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], conv: torch.Tensor,
+def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conv: torch.Tensor,
                   live_slots: torch.Tensor, query_start_loc: Sequence[int], num_prefills: int,
                   captures: Sequence[Capture]) -> torch.Tensor:
     """See the package's `causal_conv1d`."""
@@ -40,7 +40,7 @@ def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Te
     return out
 
 
-def _convolve(history: torch.Tensor, taps: torch.Tensor, bias: Optional[torch.Tensor], length: int) -> torch.Tensor:
+def _convolve(history: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None, length: int) -> torch.Tensor:
     inputs = history.float()
     total = inputs[:length] * taps[0] if bias is None else torch.addcmul(bias, inputs[:length], taps[0])
     for tap in range(1, taps.shape[0]):

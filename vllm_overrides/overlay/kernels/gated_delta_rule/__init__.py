@@ -6,7 +6,7 @@ Per value head, with state S [K, V], and all of it in float32:
 
 Source of the rule: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464. README.md has the chunked form.
 """
-from typing import Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ backends = Backends("gated_delta_rule", (("torch", "torch_impl"), ("reference", 
 
 
 def gate(a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
-         dt_bias: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+         dt_bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Decay and write strength from their projections.
 
     Args:
@@ -27,7 +27,7 @@ def gate(a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
         A_log, dt_bias: [HV], any float dtype.
 
     Returns:
-        g [T, HV] = -exp(A_log) softplus(a + dt_bias), the logarithm of the decay, and beta [T, HV] = sigmoid(b); float32.
+        float32 g [T, HV] = -exp(A_log) softplus(a + dt_bias), the decay's logarithm, and beta [T, HV] = sigmoid(b).
     """
     return backends.chosen().gate(a, b, A_log, dt_bias)
 
@@ -42,7 +42,7 @@ def gated_delta_rule(q: torch.Tensor,
                      query_start_loc: Sequence[int],
                      num_prefills: int,
                      captures: Sequence[Capture] = (),
-                     context_lens: Optional[Sequence[int]] = None) -> torch.Tensor:
+                     context_lens: Sequence[int] | None = None) -> torch.Tensor:
     """Runs the recurrence over a step's tokens and moves each row's state forward in place.
 
     q and k are raw: they are normalised here to x * rsqrt(sum(x^2) + 1e-6) over K, and q is scaled by K ** -0.5.

@@ -1,5 +1,5 @@
 """The recurrence token by token in float32: the truth that back ends are compared with."""
-from typing import Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 
@@ -7,7 +7,7 @@ from vllm.overlay.kernels.rows import Capture, captures_by_row
 
 
 def gate(a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
-         dt_bias: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+         dt_bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package's `gate`."""
     x = a.float() + dt_bias.float()
     softplus = x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))

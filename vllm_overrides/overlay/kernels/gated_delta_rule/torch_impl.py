@@ -1,11 +1,11 @@
-"""The gated delta rule in vectorised PyTorch: chunks as matrix products for prompts, one batched step for single tokens.
+"""The gated delta rule in vectorised PyTorch: prompts as products over chunks, single tokens in one batched step.
 
-README.md derives the chunked form. Two choices matter for accuracy. The decay between two positions is the exponential of a sum
-over the positions between them, never of a difference of two running sums: with a decay of exp(-80) at one token and
-exp(-0.001) at the next, that difference has lost the second. And the triangular system is solved by substitution:
-products of its powers cancel where keys repeat.
+README.md derives the chunked form. Two choices matter for accuracy. The decay between two positions is the exponential
+of a sum over the positions between them, never of a difference of two running sums: with a decay of exp(-80) at one
+token and exp(-0.001) at the next, that difference has lost the second. And the triangular system is solved by
+substitution: products of its powers cancel where keys repeat.
 """
-from typing import List, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ _BLOCK = 16
 
 
 def gate(a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
-         dt_bias: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+         dt_bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package's `gate`."""
     return -A_log.float().exp() * F.softplus(a.float() + dt_bias.float()), torch.sigmoid(b.float())
 
@@ -31,7 +31,7 @@ def gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch
     q, k, v = _normalised(q).mul_(q.shape[2]**-0.5), _normalised(k), v.float()
     out = torch.empty_like(v)
     wanted = captures_by_row(captures, query_start_loc)
-    single: List[int] = []
+    single: list[int] = []
     for row in range(num_prefills):
         start, end = query_start_loc[row], query_start_loc[row + 1]
         if end - start == 1:
@@ -88,8 +88,8 @@ def _step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, be
 class _Piece:
     """One row's piece cut into chunks. `lead` is the position of its first token inside its chunk.
 
-    A piece inside one chunk takes the smallest size that holds it; otherwise empty places before the first token and after
-    the last complete the chunks (k = beta = g = 0 there leaves the state alone).
+    A piece inside one chunk takes the smallest size that holds it; otherwise empty places before the first token and
+    after the last complete the chunks (k = beta = g = 0 there leaves the state alone).
     """
 
     def __init__(self, lead: int, length: int) -> None:
@@ -104,7 +104,7 @@ class _Piece:
         self.chunks = -(-(lead + length) // size)
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-            state: torch.Tensor, out: torch.Tensor, captures: List[Tuple[int, torch.Tensor]]) -> torch.Tensor:
+            state: torch.Tensor, out: torch.Tensor, captures: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
         """Fills `out` and the captures' tensors; returns the state [HV, K, V] after the piece."""
         for first in range(0, self.chunks, _GROUP):
             count = min(_GROUP, self.chunks - first)
@@ -113,19 +113,22 @@ class _Piece:
             low, high = max(begin, 0), min(end, self.length)
             before, after = low - begin, end - high
             inside = [(offset - begin, target) for offset, target in captures if low < offset <= high]
-            parts = [F.pad(x[low:high], (0, 0) * (x.dim() - 1) + (before, after)) if before or after else x[low:high]
-                     for x in (q, k, v, g, beta)]
-            mixed, state = _chunks(*parts, state, self.size, inside)
+            qs, ks, vs, gs, betas = (_padded(x[low:high], before, after) for x in (q, k, v, g, beta))
+            mixed, state = _chunks(qs, ks, vs, gs, betas, state, self.size, inside)
             out[low:high] = mixed[before:before + high - low]
         return state
 
 
+def _padded(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (before, after)) if before or after else x
+
+
 def _chunks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
             state: torch.Tensor, size: int,
-            captures: List[Tuple[int, torch.Tensor]]) -> Tuple[torch.Tensor, torch.Tensor]:
+            captures: list[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """n whole chunks of one row: q, k [n size, HK, K]; v [n size, HV, V]; state [HV, K, V].
 
-    Returns the output [n size, HV, V] and the state after it. `captures` are (tokens into these chunks, tensor to fill).
+    Returns the output [n size, HV, V] and the state after it. `captures`: (tokens into these chunks, tensor to fill).
     """
     chunks, key_heads, heads = q.shape[0] // size, q.shape[1], v.shape[1]
     repeat = heads // key_heads

@@ -1,5 +1,4 @@
 """Mixture of experts: the router's choice and the routed experts' SwiGLU. README.md has sizes and costs."""
-from typing import Tuple
 
 import torch
 
@@ -8,7 +7,7 @@ from vllm.overlay.kernels.backend import Backends
 backends = Backends("moe", (("torch", "torch_impl"), ("reference", "reference")))
 
 
-def route(router_logits: torch.Tensor, top_k: int, renormalize: bool = True) -> Tuple[torch.Tensor, torch.Tensor]:
+def route(router_logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses each token's experts: float32 softmax over all experts, the `top_k` largest, optionally made to sum to 1.
 
     Args:
@@ -33,8 +32,8 @@ def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch
 
     Args:
         x: [T, H], float32, bfloat16 or float16.
-        w13: [E, 2 I, H] of x's dtype: the gate's rows, then the up projection's. w2: [E, H, I]. Under tensor parallelism
-            I is the rank's share and the caller sums the results of all ranks.
+        w13: [E, 2 I, H] of x's dtype: the gate's rows, then the up projection's. w2: [E, H, I]. Under tensor
+            parallelism I is the rank's share and the caller sums the results of all ranks.
         weights: float32 [T, k]. ids: int64 [T, k], 0 <= id < E.
 
     Returns:

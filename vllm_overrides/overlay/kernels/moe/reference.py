@@ -1,10 +1,9 @@
 """Router and experts, token by token in float32: the truth that back ends are compared with."""
-from typing import Tuple
 
 import torch
 
 
-def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package's `route`. Of equal probabilities the lower id comes first."""
     logits = router_logits.float()
     exp = torch.exp(logits - logits.max(1, keepdim=True).values)

@@ -1,5 +1,4 @@
 """Router and experts in vectorised PyTorch: grouped by expert for prompts, joined into batched products for decode."""
-from typing import Tuple
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,7 @@ _GATHER_BYTES = 256 << 20
 _DECODE_TOKENS = 16
 
 
-def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package's `route`."""
     weights, ids = torch.softmax(router_logits, dim=-1, dtype=torch.float32).topk(top_k, dim=-1)
     if renormalize:
@@ -46,7 +45,7 @@ def experts_grouped(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weight
 
 def experts_gathered(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
                      ids: torch.Tensor) -> torch.Tensor:
-    """All chosen experts of a few tokens as batched products over copies of their weights. Never waits for the device."""
+    """All chosen experts of a few tokens as batched products over copies of their weights, without a host sync."""
     tokens, top_k = ids.shape
     pair_bytes = (w13[0].numel() + w2[0].numel()) * w13.element_size()
     step = max(1, _GATHER_BYTES // (pair_bytes * top_k))

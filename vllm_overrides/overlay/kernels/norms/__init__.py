@@ -1,5 +1,4 @@
 """RMS norms: Gemma style with optional residual (also per head, for q and k), and the gated norm of Gated DeltaNet."""
-from typing import Optional, Tuple, Union
 
 import torch
 
@@ -11,14 +10,14 @@ backends = Backends("norms", (("torch", "torch_impl"), ("reference", "reference"
 def rms_norm(x: torch.Tensor,
              weight: torch.Tensor,
              eps: float,
-             residual: Optional[torch.Tensor] = None,
-             gemma: bool = True) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+             residual: torch.Tensor | None = None,
+             gemma: bool = True) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """x * rsqrt(mean(x^2) + eps) * (1 + weight) over the last dimension, in float32, rounded once at the end.
 
     Args:
         x: [..., D], float32, bfloat16 or float16. For the q/k norm of attention it is [T, heads, D].
         weight: [D], any float dtype.
-        residual: of x's shape and dtype. x + residual, rounded to their dtype, is what is normalised, and it is returned.
+        residual: of x's shape and dtype. x + residual, rounded to their dtype, is what is normalised; it is returned.
         gemma: False multiplies by weight instead of 1 + weight.
 
     Returns:

@@ -1,11 +1,10 @@
 """The norms in float32, written out: the truth that back ends are compared with."""
-from typing import Optional, Tuple, Union
 
 import torch
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: Optional[torch.Tensor],
-             gemma: bool) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None,
+             gemma: bool) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See the package's `rms_norm`."""
     total = x if residual is None else (x.float() + residual.float()).to(x.dtype)
     factor = weight.float() + 1 if gemma else weight.float()

@@ -1,12 +1,11 @@
 """The norms in vectorised PyTorch."""
-from typing import Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: Optional[torch.Tensor],
-             gemma: bool) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None,
+             gemma: bool) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See the package's `rms_norm`."""
     total = x if residual is None else x + residual
     factor = weight.float() + 1.0 if gemma else weight.float()

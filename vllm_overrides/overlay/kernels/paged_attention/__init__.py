@@ -1,5 +1,5 @@
 """Causal attention over a paged cache of keys and values, for prompts, pieces of prompts and decode rows alike."""
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 

@@ -1,5 +1,5 @@
 """Attention query by query in float32: the truth that back ends are compared with."""
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 

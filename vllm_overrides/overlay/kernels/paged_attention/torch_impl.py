@@ -3,15 +3,16 @@
 Tiles of the context begin at multiples of a fixed number of positions: a query meets the same tiles wherever its prompt
 was cut.
 """
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 
 # Positions per tile of a prefill row, and scores (queries x heads x positions) that exist at a time.
 _TILE = 512
 _SCORES = 1 << 22
-# Elements of gathered keys that one tile of the decode step may hold.
-_DECODE_ELEMENTS = 1 << 22
+# Elements of keys that one tile of the decode step may hold: near a CPU's cache; elsewhere few launches matter more.
+_DECODE_ELEMENTS_CPU = 1 << 19
+_DECODE_ELEMENTS = 1 << 24
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
@@ -25,7 +26,7 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
                     query_start_loc: Sequence[int], seq_lens: Sequence[int], scale: float) -> torch.Tensor:
     """See the package's `paged_attention`. Rows of one query are served together, the others one by one."""
     out = torch.empty_like(q)
-    single: List[int] = []
+    single: list[int] = []
     for row, seq_len in enumerate(seq_lens):
         start, end = query_start_loc[row], query_start_loc[row + 1]
         if end - start == 1:
@@ -42,13 +43,13 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
 
 
 class _OnlineSoftmax:
-    """softmax(scores) values over scores that come in tiles. Each tile's first dimension may be shorter than the last's."""
+    """softmax(scores) values over scores that come in tiles. A tile may have fewer rows than the one before it."""
 
     def __init__(self) -> None:
-        self._peak: Optional[torch.Tensor] = None
+        self._peak: torch.Tensor | None = None
 
     def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """scores [n, ..., positions], overwritten, at least one finite per line in the first tile; values [n, ..., positions, D]."""
+        """scores [n, lines, positions], overwritten; no line of the first tile is all -inf. values [n, positions, D]."""
         peak = scores.amax(-1, keepdim=True)
         if self._peak is None:
             weights = scores.sub_(peak).exp_()
@@ -64,7 +65,7 @@ class _OnlineSoftmax:
         before.copy_(peak)
 
     def result(self) -> torch.Tensor:
-        """[n, ..., D] of the first tile's n."""
+        """[n, lines, D] with the first tile's n."""
         return self._mixed / self._total
 
 
@@ -100,40 +101,44 @@ def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
 
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """Returns float32 [Hkv, length, D]: the first `length` positions of `blocks`."""
-    found = cache.index_select(0, blocks).flatten(0, 1)[:length]
-    return found.permute(1, 0, 2).float().contiguous()
+    """Returns float32 [Hkv, length, D]: the first `length` positions of `blocks`. A view of rows [position, head]."""
+    return cache.index_select(0, blocks).flatten(0, 1)[:length].float().transpose(0, 1)
 
 
 def _decode(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor,
-            seq_lens: List[int], scale: float) -> torch.Tensor:
+            seq_lens: list[int], scale: float) -> torch.Tensor:
     """Rows of one query each, by descending length, so that the rows still in a tile are the first ones."""
     rows, heads, size = q.shape
     block_size, kv_heads = key_cache.shape[1:3]
-    group = heads // kv_heads
+    elements = _DECODE_ELEMENTS_CPU if q.device.type == "cpu" else _DECODE_ELEMENTS
     lengths = torch.tensor(seq_lens, device=q.device)
-    scaled = q.float().mul(scale).view(rows, kv_heads, group, size)
-    softmax = _OnlineSoftmax()
+    scaled = q.float().mul(scale).view(rows, kv_heads, heads // kv_heads, size)
+    softmax = [_OnlineSoftmax() for _ in range(kv_heads)]
     at, active = 0, rows
     while at < seq_lens[0]:
         while seq_lens[active - 1] <= at:
             active -= 1
-        width = max(1, _DECODE_ELEMENTS // (active * kv_heads * size * block_size))
+        width = max(1, elements // (active * kv_heads * size * block_size))
         end = min(at + width * block_size, seq_lens[0])
         blocks = tables[:active, at // block_size:(end + block_size - 1) // block_size]
-        absent = torch.arange(at, at + blocks.shape[1] * block_size, device=q.device) >= lengths[:active, None]
-        # Table entries past a row's end may be anything, and so may what the cache holds there: a NaN times a weight of 0.
-        blocks = blocks.masked_fill(absent[:, ::block_size], 0)
-        keys = _gather_rows(key_cache, blocks)
-        values = _gather_rows(value_cache, blocks).masked_fill_(absent[:, None, :, None], 0)
-        scores = torch.matmul(scaled[:active], keys.transpose(2, 3))
-        scores.masked_fill_(absent[:, None, None, :], -float("inf"))
-        softmax.add(scores, values)
+        covered = at + blocks.shape[1] * block_size
+        # Past a row's end the table's entries may be anything, and so may the cache: NaN times a weight of 0 is NaN.
+        absent = None
+        if covered > seq_lens[active - 1]:
+            absent = torch.arange(at, covered, device=q.device) >= lengths[:active, None]
+            blocks = blocks.masked_fill(absent[:, ::block_size], 0)
+        keys, values = _gather_rows(key_cache, blocks), _gather_rows(value_cache, blocks)
+        if absent is not None:
+            values.masked_fill_(absent[:, :, None, None], 0)
+        for head in range(kv_heads):
+            scores = torch.bmm(scaled[:active, head], keys[:, :, head].transpose(1, 2))
+            if absent is not None:
+                scores.masked_fill_(absent[:, None, :], -float("inf"))
+            softmax[head].add(scores, values[:, :, head])
         at = end
-    return softmax.result().reshape(rows, heads, size).to(q.dtype)
+    return torch.stack([one.result() for one in softmax], dim=1).view(rows, heads, size).to(q.dtype)
 
 
 def _gather_rows(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Returns float32 [rows, Hkv, positions, D] of `blocks` [rows, blocks]."""
-    found = cache.index_select(0, blocks.flatten()).view(blocks.shape[0], -1, *cache.shape[2:])
-    return found.permute(0, 2, 1, 3).float().contiguous()
+    """Returns float32 [rows, positions, Hkv, D] of `blocks` [rows, blocks]."""
+    return cache.index_select(0, blocks.flatten()).view(blocks.shape[0], -1, *cache.shape[2:]).float()

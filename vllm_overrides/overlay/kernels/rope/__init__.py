@@ -1,5 +1,6 @@
 """Rotary position embedding on the first dimensions of each head, NeoX halves, optionally interleaved M-RoPE."""
-from typing import NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -20,14 +21,14 @@ class RotaryTable:
     Args:
         rotary_dim: rotated dimensions of each head, even, at most the head size (64 of 256 in the 35B model).
         theta: base of the frequencies.
-        mrope_section: (t, h, w) counts, t + h + w = rotary_dim / 2, for models with three positions per token. Interleaved:
-            angle i belongs to h if i % 3 == 1 and i < 3 h, to w if i % 3 == 2 and i < 3 w, else to t.
+        mrope_section: (t, h, w) counts, t + h + w = rotary_dim / 2, for models with three positions per token.
+            Interleaved: angle i belongs to h if i % 3 == 1 and i < 3 h, to w if i % 3 == 2 and i < 3 w, else to t.
 
     Raises:
         ValueError: an odd rotary_dim, or sections that do not add up.
     """
 
-    def __init__(self, rotary_dim: int, theta: float, mrope_section: Optional[Sequence[int]] = None) -> None:
+    def __init__(self, rotary_dim: int, theta: float, mrope_section: Sequence[int] | None = None) -> None:
         if rotary_dim % 2 or rotary_dim < 2:
             raise ValueError(f"rope: rotary_dim {rotary_dim} is not even and positive")
         if mrope_section is not None and (len(mrope_section) != 3 or sum(mrope_section) != rotary_dim // 2):
@@ -35,7 +36,8 @@ class RotaryTable:
         self.rotary_dim = rotary_dim
         self.theta = float(theta)
         self.mrope_section = None if mrope_section is None else tuple(mrope_section)
-        self._inv_freq = 1.0 / self.theta**(torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim)
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim
+        self._inv_freq = 1.0 / self.theta**exponents
         self._axis = torch.tensor([self._axis_of(i) for i in range(rotary_dim // 2)], device="cpu")
 
     def _axis_of(self, angle: int) -> int:
@@ -63,7 +65,7 @@ class RotaryTable:
         return Rotation(angles.cos(), angles.sin())
 
 
-def apply_rope(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> Tuple[torch.Tensor, torch.Tensor]:
+def apply_rope(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotates the pairs (x_i, x_{i + R/2}), i < R/2, of each head, R = rotary_dim; computed in float32.
 
     Args:

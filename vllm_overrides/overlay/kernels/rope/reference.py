@@ -1,11 +1,10 @@
 """The rotation pair by pair in float32: the truth that back ends are compared with."""
-from typing import Tuple
 
 import torch
 
 
 def apply_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor,
-               sin: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+               sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package's `apply_rope`."""
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 

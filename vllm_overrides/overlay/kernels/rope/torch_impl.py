@@ -1,11 +1,10 @@
 """The rotation in vectorised PyTorch."""
-from typing import Tuple
 
 import torch
 
 
 def apply_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor,
-               sin: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+               sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package's `apply_rope`."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return _rotate(q, cos, sin), _rotate(k, cos, sin)

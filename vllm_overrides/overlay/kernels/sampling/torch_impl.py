@@ -1,4 +1,4 @@
-"""The filters in vectorised PyTorch: top-k candidates where every k is small, a full sort for the rows that need one."""
+"""The filters in vectorised PyTorch: candidates for rows of small top-k, a full sort for the rows that need one."""
 import torch
 
 # Largest k for which candidates are selected instead of sorting the row.
