@@ -89,7 +89,8 @@ def shrink(source: Source, count: int) -> Source:
     """The `count` lowest ranks, then the added tokens, renumbered from `count` on. Raises TokenizerError below 256."""
     if not 256 <= count <= len(source.tokens):
         raise TokenizerError(f"--small must be between 256 (the single bytes) and {len(source.tokens)}, not {count}")
-    return Source(source.tokens[:count], [(count + i, text) for i, (_, text) in enumerate(source.added)], source.pattern)
+    added = [(count + index, text) for index, (_, text) in enumerate(source.added)]
+    return Source(source.tokens[:count], added, source.pattern)
 
 
 def byte_letters() -> list[str]:
@@ -212,8 +213,8 @@ def make(out: Path, small: int | None = None, force: bool = False, template: Pat
     if small is not None:
         source = shrink(source, small)
     contents = (tokenizer_json(source), tokenizer_config(source, template.read_text(encoding="utf-8")))
-    texts = [json.dumps(content, ensure_ascii=False, indent=None) + "\n" for content in contents]
-    write_files(out, dict(zip(FILES, texts)), force)
+    texts = [json.dumps(content, ensure_ascii=False) + "\n" for content in contents]
+    write_files(out, dict(zip(FILES, texts, strict=True)), force)
     return {text: token_id for token_id, text in source.added}
 
 
