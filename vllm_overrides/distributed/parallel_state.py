@@ -1,0 +1,28 @@
+"""All-reduce of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for it, which nobody needs otherwise."""
+from typing import Any, Optional
+
+import torch
+
+from vllm.distributed import parallel_state_stock as _stock
+from vllm.overlay.rebind import rebind
+
+
+class GroupCoordinator(_stock.GroupCoordinator):
+    """Stock's group of ranks."""
+
+    def _all_reduce_in_place(self, input_: torch.Tensor) -> Optional[torch.Tensor]:
+        if not input_.is_cpu:
+            return super()._all_reduce_in_place(input_)
+        torch.distributed.all_reduce(input_, group=self.device_group)
+        return input_
+
+
+# The functions that make groups are stock's and name the class.
+rebind(_stock, "GroupCoordinator", GroupCoordinator)
+
+# `vllm.distributed` imports * from here, which does not ask __getattr__ for names that __all__ does not list.
+__all__ = [name for name in vars(_stock) if not name.startswith("_")]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)

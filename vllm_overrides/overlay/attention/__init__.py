@@ -1,0 +1,1 @@
+"""Attention back ends that stand on this project's own operators."""

@@ -1,0 +1,79 @@
+"""The model runner of every device: stock's, which also carries the orders about recurrent state to the model."""
+import dataclasses
+from typing import Any, Dict, List, Optional, Union
+
+import torch
+
+from vllm.model_executor.layers.sampler import SamplerOutput
+from vllm.overlay.engine.seeded import generators_in_use, put_back
+from vllm.overlay.hybrid import StatePool, StateStep, StepOrders, set_state_step
+from vllm.overlay.rebind import rebind
+from vllm.overlay.runtime.platform_cpu import memory_profiler
+from vllm.sequence import IntermediateTensors, SequenceGroupMetadata
+from vllm.worker import model_runner_stock as _stock
+
+rebind(_stock, "DeviceMemoryProfiler", memory_profiler(_stock.DeviceMemoryProfiler))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInputForGPUWithSamplingMetadata(_stock.ModelInputForGPUWithSamplingMetadata):
+    """Stock's input of one step and the state orders of its rows (None: the model has no recurrent state)."""
+    state_orders: Optional[StepOrders] = None
+
+    def as_broadcastable_tensor_dict(self) -> Dict[str, Any]:
+        return {**super().as_broadcastable_tensor_dict(), "state_orders": self.state_orders}
+
+
+class ModelRunner(_stock.ModelRunner):
+    """Stock's runner. `state_pool` is set by the worker once the model is loaded."""
+
+    _model_input_cls = ModelInputForGPUWithSamplingMetadata
+    state_pool: Optional[StatePool] = None
+    _profiling = False
+
+    def make_model_input_from_broadcasted_tensor_dict(
+            self, tensor_dict: Dict[str, Any]) -> ModelInputForGPUWithSamplingMetadata:
+        return ModelInputForGPUWithSamplingMetadata.from_broadcasted_tensor_dict(tensor_dict, attn_backend=self.attn_backend)
+
+    def prepare_model_input(
+            self,
+            seq_group_metadata_list: List[SequenceGroupMetadata],
+            virtual_engine: int = 0,
+            finished_requests_ids: Optional[List[str]] = None) -> ModelInputForGPUWithSamplingMetadata:
+        kept = generators_in_use(self.generators, seq_group_metadata_list)
+        model_input = super().prepare_model_input(seq_group_metadata_list, virtual_engine, finished_requests_ids)
+        put_back(kept, self.generators, seq_group_metadata_list, model_input.sampling_metadata)
+        if self.state_pool is None or self._profiling:
+            return model_input
+        orders = [metadata.state_orders for metadata in seq_group_metadata_list]
+        if any(order is None for order in orders):
+            raise RuntimeError("a step of a model with recurrent state came without state orders")
+        return dataclasses.replace(model_input,
+                                   state_orders=StepOrders.collect(orders, model_input.query_lens,
+                                                                   model_input.attn_metadata.num_prefills))
+
+    def profile_run(self) -> None:
+        """Stock's run with dummy input; its rows own no state."""
+        self._profiling = True
+        try:
+            super().profile_run()
+        finally:
+            self._profiling = False
+
+    @torch.inference_mode()
+    def execute_model(self,
+                      model_input: ModelInputForGPUWithSamplingMetadata,
+                      kv_caches: List[torch.Tensor],
+                      intermediate_tensors: Optional[IntermediateTensors] = None,
+                      num_steps: int = 1) -> Optional[Union[List[SamplerOutput], IntermediateTensors]]:
+        if (model_input.state_orders is None) != (self.state_pool is None or self._profiling):
+            raise RuntimeError("scheduler and worker disagree about whether the model has recurrent state")
+        step = None
+        if model_input.state_orders is not None:
+            step = StateStep.begin(self.state_pool, model_input.state_orders)
+        with set_state_step(step):
+            return super().execute_model(model_input, kv_caches, intermediate_tensors, num_steps)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)

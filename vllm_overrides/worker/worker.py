@@ -1,0 +1,17 @@
+"""The worker of every device: stock's, and the memory of recurrent states."""
+from typing import Any
+
+from vllm.overlay.hybrid.plan import allocate_pool
+from vllm.worker import worker_stock as _stock
+
+
+class Worker(_stock.Worker):
+    """Stock's worker; after the weights it allocates the state pool, so that the KV budget is what remains."""
+
+    def load_model(self) -> None:
+        super().load_model()
+        self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)
