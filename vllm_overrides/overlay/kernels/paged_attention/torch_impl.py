@@ -49,7 +49,7 @@ class _OnlineSoftmax:
         self._peak: torch.Tensor | None = None
 
     def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """scores [n, lines, positions], overwritten; no line of the first tile is all -inf. values [n, positions, D]."""
+        """scores [n, lines, positions] (overwritten; none all -inf in the first tile), values [n, positions, D]."""
         peak = scores.amax(-1, keepdim=True)
         if self._peak is None:
             weights = scores.sub_(peak).exp_()
