@@ -16,6 +16,7 @@ from patches.manifest import OVERLAYS, Overlay
 KINDS = ("addition", "extension", "edit", "replacement")
 RECEIPT = "overlay/receipt.json"
 _KEPT = "_stock"
+_SHOWN = 5  # names in one line
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -65,8 +66,9 @@ class Layout:
         owners = Counter(piece.source for piece in self.pieces)
         listed = {self.overrides / name for name in files_below(self.overrides)}
         listed |= {self.edits / name for name in files_below(self.edits)}
-        for source in sorted(listed - owners.keys()):
-            yield f"{self._shown(source)} is in no row: add one to patches/manifest.py, or take the file away"
+        if unlisted := sorted(self._shown(source) for source in listed - owners.keys()):
+            more = f" and {len(unlisted) - _SHOWN} more" if len(unlisted) > _SHOWN else ""
+            yield f"in no row: {', '.join(unlisted[:_SHOWN])}{more}: add rows to patches/manifest.py, or take the files away"
         for source in sorted(source for source, count in owners.items() if count > 1):
             yield f"{self._shown(source)} is in {owners[source]} rows: leave it in one"
         for row in self.overlays:
