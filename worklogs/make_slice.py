@@ -1,16 +1,17 @@
 """Makes the bench slice: a random checkpoint of the real model's shape with fewer layers, experts and words.
 
-    python worklogs/make_slice.py --seed 0 OUT              about 3 GB: 4 layers, 64 experts, vocabulary 151,936, bfloat16
+    python worklogs/make_slice.py --seed 0 OUT               4 layers, 64 experts, vocabulary 151,936: about 3 GB
     python worklogs/make_slice.py --seed 0 --vocab 8192 OUT  the second slice
 
-All sizes that are no option come from worklogs/model/config.json (or --config). No vision tower, no multi-token prediction.
+All sizes that are no option come from worklogs/model/config.json (or --config). No vision tower, no multi-token
+prediction.
 """
 import argparse
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from random_checkpoint import DTYPES, CannotWrite, layer_types, write_checkpoint  # noqa: E402
@@ -18,8 +19,12 @@ from random_checkpoint import DTYPES, CannotWrite, layer_types, write_checkpoint
 ARCHITECTURES = {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM"}
 
 
-def slice_config(config: Dict[str, Any], layers: int, experts: int, vocabulary: int, dtype: str) -> Dict[str, Any]:
-    """The text-only configuration of the slice of `config` (a parsed config.json). Raises CannotWrite where it has fewer layers."""
+def slice_config(config: dict[str, Any], layers: int, experts: int, vocabulary: int, dtype: str) -> dict[str, Any]:
+    """The text-only configuration of the slice of `config` (a parsed config.json).
+
+    Raises:
+        CannotWrite: the model has fewer layers.
+    """
     text = dict(config.get("text_config", config))
     kinds = layer_types(text)
     if not 1 <= layers <= len(kinds):
@@ -28,7 +33,7 @@ def slice_config(config: Dict[str, Any], layers: int, experts: int, vocabulary: 
                 vocab_size=vocabulary, dtype=dtype, mtp_num_hidden_layers=0)
     if "num_experts" in text:
         text.update(num_experts=experts, num_experts_per_tok=min(experts, text["num_experts_per_tok"]))
-    # The published ids lie outside a smaller vocabulary; without them generation ends at max_tokens, as a benchmark wants.
+    # The published ids lie outside a smaller vocabulary; without them generation ends at max_tokens.
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         ids = text.get(key)
         if any(token >= vocabulary for token in (ids if isinstance(ids, list) else [ids]) if token is not None):
@@ -51,7 +56,8 @@ def main() -> int:
             parser.error(f"--{name} {getattr(args, name)} is too small")
     start = time.perf_counter()
     try:
-        config = slice_config(json.loads(args.config.read_text(encoding="utf-8")), args.layers, args.experts, args.vocab, args.dtype)
+        config = slice_config(json.loads(args.config.read_text(encoding="utf-8")), args.layers, args.experts, args.vocab,
+                              args.dtype)
         size, digest = write_checkpoint(args.out, config, args.seed)
     except (CannotWrite, OSError, json.JSONDecodeError) as error:
         print(f"make_slice: {error}", file=sys.stderr)

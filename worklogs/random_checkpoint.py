@@ -1,21 +1,27 @@
 """Writes a checkpoint of random weights for a Qwen3.5-type configuration: config.json and one model.safetensors.
 
-Needs numpy and torch only. The file is streamed, so memory stays at one block of values however large the model is. The same
-configuration and seed give the same bytes; each tensor has its own random stream, so leaving layers out changes no other
-tensor. Text part only, joined experts, in the names of the published checkpoints.
+Needs numpy and torch only. The file is streamed, so memory stays at one block of values however large the model is.
+The same configuration and seed give the same bytes; each tensor has its own random stream, so leaving layers out changes
+no other tensor. Text part only, joined experts, in the names of the published checkpoints.
 """
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
 BLOCK_VALUES = 1 << 22
-DTYPES = {"bfloat16": (torch.bfloat16, "BF16", 2), "float16": (torch.float16, "F16", 2), "float32": (torch.float32, "F32", 4)}
+# dtype, its name in the file, bytes
+DTYPES = {
+    "bfloat16": (torch.bfloat16, "BF16", 2),
+    "float16": (torch.float16, "F16", 2),
+    "float32": (torch.float32, "F32", 4),
+}
 
 # (random stream, count) -> that many values, float32
 Fill = Callable[[np.random.Generator, int], np.ndarray]
@@ -26,7 +32,7 @@ Adjust = Callable[[str, int, np.ndarray], None]
 class Spec(NamedTuple):
     """One tensor to write."""
     name: str
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     fill: Fill
 
 
@@ -34,11 +40,11 @@ class CannotWrite(Exception):
     """The checkpoint cannot be made; the message is one line for the user."""
 
 
-def tensors(config: Dict[str, Any]) -> Iterator[Spec]:
+def tensors(config: dict[str, Any]) -> Iterator[Spec]:
     """The tensors of `config` (the parsed config.json, with or without text_config).
 
-    The values keep every part of the model alive: projections of unit gain, norms near 1, and decays between a few tokens
-    and a thousand, so that an error in any of them shows in the output.
+    The values keep every part of the model alive: projections of unit gain, norms near 1, and decays between a few
+    tokens and a thousand, so that an error in any of them shows in the output.
     """
     text = config.get("text_config", config)
     prefix = "model.language_model" if "text_config" in config else "model"
@@ -57,7 +63,7 @@ def tensors(config: Dict[str, Any]) -> Iterator[Spec]:
         yield _matrix("lm_head", vocabulary, hidden, gain=2.0)
 
 
-def layer_types(text: Dict[str, Any]) -> List[str]:
+def layer_types(text: dict[str, Any]) -> list[str]:
     """Per layer "linear_attention" or "full_attention"."""
     if text.get("layer_types"):
         return text["layer_types"]
@@ -65,10 +71,10 @@ def layer_types(text: Dict[str, Any]) -> List[str]:
             for layer in range(text["num_hidden_layers"])]
 
 
-def write_checkpoint(out: Path, config: Dict[str, Any], seed: int, adjust: Optional[Adjust] = None,
-                     extra_files: Optional[Dict[str, Any]] = None) -> Tuple[int, str]:
-    """Makes folder `out`, which must not exist or be empty, with config.json, model.safetensors and `extra_files` (name ->
-    JSON value). The folder appears only when it is complete.
+def write_checkpoint(out: Path, config: dict[str, Any], seed: int, adjust: Adjust | None = None,
+                     extra_files: dict[str, Any] | None = None) -> tuple[int, str]:
+    """Makes folder `out`, which must not exist or be empty, with config.json, model.safetensors and `extra_files`
+    (name -> JSON value). The folder appears only when it is complete.
 
     Returns:
         bytes and SHA-256 (hex) of model.safetensors.
@@ -104,9 +110,10 @@ def write_checkpoint(out: Path, config: Dict[str, Any], seed: int, adjust: Optio
     return total, digest
 
 
-def _write_safetensors(file: BinaryIO, specs: List[Spec], dtype: str, seed: int, adjust: Optional[Adjust]) -> Tuple[int, str]:
+def _write_safetensors(file: BinaryIO, specs: list[Spec], dtype: str, seed: int,
+                       adjust: Adjust | None) -> tuple[int, str]:
     torch_dtype, code, width = DTYPES[dtype]
-    header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for spec in specs:
         end = offset + _count(spec.shape) * width
@@ -121,7 +128,7 @@ def _write_safetensors(file: BinaryIO, specs: List[Spec], dtype: str, seed: int,
     return 8 + len(encoded) + offset, digest.hexdigest()
 
 
-def _chain(start: bytes, specs: List[Spec], dtype: torch.dtype, seed: int, adjust: Optional[Adjust]) -> Iterator[Any]:
+def _chain(start: bytes, specs: list[Spec], dtype: torch.dtype, seed: int, adjust: Adjust | None) -> Iterator[Any]:
     yield start
     for spec in specs:
         name_seed = int.from_bytes(hashlib.sha256(spec.name.encode()).digest()[:8], "little")
@@ -137,7 +144,7 @@ def _chain(start: bytes, specs: List[Spec], dtype: torch.dtype, seed: int, adjus
             yield memoryview(torch.from_numpy(block).to(dtype).contiguous().view(torch.uint8).numpy()).cast("B")
 
 
-def _gated_delta_net(name: str, text: Dict[str, Any]) -> Iterator[Spec]:
+def _gated_delta_net(name: str, text: dict[str, Any]) -> Iterator[Spec]:
     hidden, width = text["hidden_size"], text["linear_conv_kernel_dim"]
     heads = text["linear_num_value_heads"]
     keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
@@ -149,11 +156,13 @@ def _gated_delta_net(name: str, text: Dict[str, Any]) -> Iterator[Spec]:
     yield _matrix(f"{name}.in_proj_z", values, hidden)
     yield _matrix(f"{name}.in_proj_b", heads, hidden)
     yield _matrix(f"{name}.in_proj_a", heads, hidden)
-    yield Spec(f"{name}.norm.weight", (text["linear_value_head_dim"], ), lambda stream, count: 1 + _normal(0.1)(stream, count))
+    around_zero = _normal(0.1)
+    yield Spec(f"{name}.norm.weight", (text["linear_value_head_dim"], ),
+               lambda stream, count: 1 + around_zero(stream, count))
     yield _matrix(f"{name}.out_proj", hidden, values)
 
 
-def _full_attention(name: str, text: Dict[str, Any], head: int) -> Iterator[Spec]:
+def _full_attention(name: str, text: dict[str, Any], head: int) -> Iterator[Spec]:
     hidden, heads, kv_heads = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
     sizes = (("q", 2 * heads * head, hidden), ("k", kv_heads * head, hidden), ("v", kv_heads * head, hidden),
              ("o", hidden, heads * head))
@@ -165,7 +174,7 @@ def _full_attention(name: str, text: Dict[str, Any], head: int) -> Iterator[Spec
     yield Spec(f"{name}.k_norm.weight", (head, ), _normal(0.1))
 
 
-def _experts(name: str, text: Dict[str, Any]) -> Iterator[Spec]:
+def _experts(name: str, text: dict[str, Any]) -> Iterator[Spec]:
     hidden, count, inner = text["hidden_size"], text["num_experts"], text["moe_intermediate_size"]
     yield _matrix(f"{name}.gate", count, hidden)
     yield Spec(f"{name}.experts.gate_up_proj", (count, 2 * inner, hidden), _normal(hidden**-0.5))
@@ -198,5 +207,5 @@ def _time_step_bias(stream: np.random.Generator, count: int) -> np.ndarray:
     return steps + np.log(-np.expm1(-steps))
 
 
-def _count(shape: Tuple[int, ...]) -> int:
+def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))

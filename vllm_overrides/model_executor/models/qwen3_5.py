@@ -1,12 +1,13 @@
 """Qwen3.5 / Qwen3.6 hybrid language models: Gated DeltaNet and gated full attention, dense or mixture of experts.
 
-Text only: the vision tower and the multi-token-prediction head are not built, and their weights are skipped with a line
-that says so. Sources: the published configuration, and Hugging Face transformers 5 (models/qwen3_5_moe), which the tests
-compare with. Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464.
+Text only: the vision tower and the multi-token-prediction head are not built, and their weights are skipped with a
+line that says so. Sources: the published configuration, and Hugging Face transformers 5 (models/qwen3_5_moe), which
+the tests compare with. Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464.
 
 Throughout, T is the number of tokens of the step, and sizes with "local" in their name are this tensor-parallel rank's.
 """
-from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,11 +15,19 @@ from transformers import PretrainedConfig
 
 from vllm.attention import Attention, AttentionMetadata
 from vllm.config import CacheConfig
-from vllm.distributed import (get_pp_group, get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size,
-                              tensor_model_parallel_all_reduce)
+from vllm.distributed import (
+    get_pp_group,
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.linear import (MergedColumnParallelLinear, QKVParallelLinear, ReplicatedLinear,
-                                               RowParallelLinear)
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.sampler import Sampler, SamplerOutput
@@ -47,15 +56,15 @@ TEXT_PREFIX = ("model.language_model.", "model.")
 class Rows(NamedTuple):
     """The step's rows as the stateful operators want them (vllm.overlay.kernels.rows), and where their state lives.
 
-    pool: None where the step has no state, as when memory is profiled: every row then starts from zero, and its state is
-    forgotten. context_lens: host ints, per row the position of its first token; None where not known.
+    pool: None where the step has no state, as when memory is profiled: every row then starts from zero, and its state
+    is forgotten. context_lens: host ints, per row the position of its first token; None where not known.
     """
-    pool: Optional[StatePool]
+    pool: StatePool | None
     live_slots: torch.Tensor
     query_start_loc: Sequence[int]
     num_prefills: int
-    captures: Sequence[Tuple[int, int, int]]
-    context_lens: Optional[List[int]]
+    captures: Sequence[tuple[int, int, int]]
+    context_lens: list[int] | None
 
 
 class RMSNorm(nn.Module):
@@ -66,7 +75,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None):
         return rms_norm(x, self.weight, self.eps, residual)
 
 
@@ -77,7 +86,7 @@ class Qwen3_5GatedDeltaNet(nn.Module):
         state_layer: this layer's place among the recurrent layers, which is its place in the state pool.
     """
 
-    def __init__(self, config: PretrainedConfig, state_layer: int, quant_config: Optional[QuantizationConfig],
+    def __init__(self, config: PretrainedConfig, state_layer: int, quant_config: QuantizationConfig | None,
                  prefix: str) -> None:
         super().__init__()
         tp = get_tensor_model_parallel_world_size()
@@ -132,7 +141,7 @@ class Qwen3_5GatedDeltaNet(nn.Module):
         out, _ = self.out_proj(y.reshape(tokens, -1))
         return out
 
-    def _state(self, rows: Rows, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    def _state(self, rows: Rows, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if rows.pool is not None:
             return rows.pool.conv[self.state_layer], rows.pool.recurrent[self.state_layer]
         count = len(rows.query_start_loc) - 1
@@ -159,8 +168,8 @@ class Qwen3_5GatedDeltaNet(nn.Module):
 class Qwen3_5Attention(nn.Module):
     """Full attention with a per-head norm of q and k, partial rotary embedding and a sigmoid gate on the output."""
 
-    def __init__(self, config: PretrainedConfig, cache_config: Optional[CacheConfig],
-                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, cache_config: CacheConfig | None,
+                 quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         tp = get_tensor_model_parallel_world_size()
         self.hidden_size, self.head_dim = config.hidden_size, config.head_dim
@@ -188,7 +197,7 @@ class Qwen3_5Attention(nn.Module):
                               cache_config=cache_config,
                               prefix=f"{prefix}.attn")
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, kv_cache: Optional[torch.Tensor],
+    def forward(self, x: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor | None,
                 attn_metadata: AttentionMetadata) -> torch.Tensor:
         """x: [T, hidden] -> [T, hidden]."""
         tokens = x.shape[0]
@@ -218,7 +227,7 @@ class Qwen3_5MLP(nn.Module):
     """SwiGLU. reduce: whether the ranks' results are summed here; else the caller does it."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, reduce: bool,
-                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+                 quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [intermediate_size, intermediate_size],
@@ -251,16 +260,16 @@ class Qwen3_5MLP(nn.Module):
 class Qwen3_5SparseMoe(nn.Module):
     """Routed experts and one gated shared expert. Ranks split every expert's inner size and share one all-reduce."""
 
-    def __init__(self, config: PretrainedConfig, quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
-        self.hidden_size, self.inner = config.hidden_size, config.moe_intermediate_size
-        self.num_experts, self.top_k = config.num_experts, config.num_experts_per_tok
+        hidden, count, self.inner = config.hidden_size, config.num_experts, config.moe_intermediate_size
+        self.hidden_size, self.num_experts, self.top_k = hidden, count, config.num_experts_per_tok
         self.local_inner = self.inner // get_tensor_model_parallel_world_size()
-        self.gate = ReplicatedLinear(self.hidden_size, self.num_experts, bias=False, prefix=f"{prefix}.gate")
-        self.shared_expert_gate = ReplicatedLinear(self.hidden_size, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
-        self.w13 = nn.Parameter(torch.empty(self.num_experts, 2 * self.local_inner, self.hidden_size), requires_grad=False)
-        self.w2 = nn.Parameter(torch.empty(self.num_experts, self.hidden_size, self.local_inner), requires_grad=False)
-        self.shared_expert = Qwen3_5MLP(self.hidden_size, config.shared_expert_intermediate_size, False, quant_config,
+        self.gate = ReplicatedLinear(hidden, count, bias=False, prefix=f"{prefix}.gate")
+        self.shared_expert_gate = ReplicatedLinear(hidden, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
+        self.w13 = nn.Parameter(torch.empty(count, 2 * self.local_inner, hidden), requires_grad=False)
+        self.w2 = nn.Parameter(torch.empty(count, hidden, self.local_inner), requires_grad=False)
+        self.shared_expert = Qwen3_5MLP(hidden, config.shared_expert_intermediate_size, False, quant_config,
                                         f"{prefix}.shared_expert")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -278,28 +287,28 @@ class Qwen3_5SparseMoe(nn.Module):
         yield from linear(f"{name}.shared_expert_gate", self.shared_expert_gate, 1, self.hidden_size)
         yield from self.shared_expert.wanted(f"{name}.shared_expert")
         count, inner, hidden = self.num_experts, self.inner, self.hidden_size
-        places = dict(zip(("gate_proj", "up_proj"), self.w13.data.split(self.local_inner, dim=1)))
+        gates, ups = self.w13.data.split(self.local_inner, dim=1)
         yield Wanted(
             f"{name}.experts.gate_up_proj", (count, 2 * inner, hidden), self._load_gate_up,
             tuple(
                 Wanted(f"{name}.experts.{expert}.{key}.weight", (inner, hidden), _slice_loader(place[expert], 0))
-                for expert in range(count) for key, place in places.items()))
+                for expert in range(count) for key, place in (("gate_proj", gates), ("up_proj", ups))))
         yield Wanted(
             f"{name}.experts.down_proj", (count, hidden, inner), _slice_loader(self.w2.data, 2),
             tuple(
-                Wanted(f"{name}.experts.{expert}.down_proj.weight", (hidden, inner), _slice_loader(self.w2.data[expert], 1))
-                for expert in range(count)))
+                Wanted(f"{name}.experts.{expert}.down_proj.weight", (hidden, inner), _slice_loader(place, 1))
+                for expert, place in enumerate(self.w2.data)))
 
     def _load_gate_up(self, tensor: torch.Tensor) -> None:
-        for place, half in zip(self.w13.data.split(self.local_inner, dim=1), tensor.split(self.inner, dim=1)):
+        for place, half in zip(self.w13.data.split(self.local_inner, dim=1), tensor.split(self.inner, dim=1), strict=True):
             place.copy_(_rank_slice(half, 1))
 
 
 class Qwen3_5DecoderLayer(nn.Module):
     """One layer. `is_attention` tells which of the two mixers it has."""
 
-    def __init__(self, config: PretrainedConfig, layer: int, cache_config: Optional[CacheConfig],
-                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, layer: int, cache_config: CacheConfig | None,
+                 quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         self.is_attention = config.layer_types[layer] == FULL_ATTENTION
         if self.is_attention:
@@ -315,8 +324,8 @@ class Qwen3_5DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, kv_cache: Optional[torch.Tensor],
-                attn_metadata: AttentionMetadata, rows: Rows) -> Tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor | None,
+                attn_metadata: AttentionMetadata, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """x + residual is the layer's input; the sum of the two results is its output. All [T, hidden]."""
         x, residual = self.input_layernorm(x, residual)
         if self.is_attention:
@@ -340,8 +349,8 @@ class Qwen3_5DecoderLayer(nn.Module):
 class Qwen3_5TextModel(nn.Module):
     """The decoder without the head."""
 
-    def __init__(self, config: PretrainedConfig, cache_config: Optional[CacheConfig],
-                 quant_config: Optional[QuantizationConfig], prefix: str) -> None:
+    def __init__(self, config: PretrainedConfig, cache_config: CacheConfig | None,
+                 quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
@@ -353,7 +362,7 @@ class Qwen3_5TextModel(nn.Module):
         self.rotary = RotaryTable(int(config.head_dim * rope["partial_rotary_factor"]), rope["rope_theta"],
                                   rope.get("mrope_section"))
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, kv_caches: List[torch.Tensor],
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, kv_caches: list[torch.Tensor],
                 attn_metadata: AttentionMetadata) -> torch.Tensor:
         """input_ids: [T]; positions: [T] or [3, T]; kv_caches: one per full-attention layer -> [T, hidden]."""
         rows = _rows(attn_metadata, input_ids)
@@ -384,8 +393,8 @@ class Qwen3_5ForCausalLM(nn.Module):
 
     def __init__(self,
                  config: PretrainedConfig,
-                 cache_config: Optional[CacheConfig] = None,
-                 quant_config: Optional[QuantizationConfig] = None) -> None:
+                 cache_config: CacheConfig | None = None,
+                 quant_config: QuantizationConfig | None = None) -> None:
         super().__init__()
         self.config = config
         self.text_config = config.get_text_config()
@@ -413,21 +422,21 @@ class Qwen3_5ForCausalLM(nn.Module):
     def forward(self,
                 input_ids: torch.Tensor,
                 positions: torch.Tensor,
-                kv_caches: List[torch.Tensor],
+                kv_caches: list[torch.Tensor],
                 attn_metadata: AttentionMetadata,
-                intermediate_tensors: Optional[IntermediateTensors] = None) -> torch.Tensor:
+                intermediate_tensors: IntermediateTensors | None = None) -> torch.Tensor:
         """input_ids: [T]; positions: [T] or [3, T]; kv_caches: one per full-attention layer -> [T, hidden]."""
         return self.model(input_ids, positions, kv_caches, attn_metadata)
 
-    def compute_logits(self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata) -> Optional[torch.Tensor]:
+    def compute_logits(self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata) -> torch.Tensor | None:
         """[T, hidden] -> [sampled tokens, vocabulary]; None on tensor-parallel ranks that do not sample."""
         return self.logits_processor(self.lm_head, hidden_states, sampling_metadata)
 
-    def sample(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> Optional[SamplerOutput]:
+    def sample(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> SamplerOutput | None:
         """Draws the next tokens."""
         return self.sampler(logits, sampling_metadata)
 
-    def load_weights(self, weights: Iterable[Tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Loads a checkpoint in the published layout, `model.language_model.*`, or the text-only one, `model.*`.
 
         Raises:
@@ -478,24 +487,26 @@ def _rows(attn_metadata: AttentionMetadata, input_ids: torch.Tensor) -> Rows:
         starts = step.query_start_loc
         context_lens = None
         if attn_metadata.seq_lens is not None:
-            context_lens = [length - (end - start)
-                            for length, start, end in zip(attn_metadata.seq_lens, starts, starts[1:])]
+            pieces = [end - start for start, end in zip(starts, starts[1:])]  # noqa: B905
+            context_lens = [length - piece for length, piece in zip(attn_metadata.seq_lens, pieces, strict=True)]
         return Rows(step.pool, step.live_slots, starts, step.num_prefills, step.captures, context_lens)
     starts = [0]
     if attn_metadata.num_prefills:
         starts = attn_metadata.query_start_loc[:attn_metadata.num_prefills + 1].tolist()
     starts += range(starts[-1] + 1, input_ids.shape[0] + 1)
-    return Rows(None, torch.arange(len(starts) - 1, device=input_ids.device), starts, attn_metadata.num_prefills, (), None)
+    slots = torch.arange(len(starts) - 1, device=input_ids.device)
+    return Rows(None, slots, starts, attn_metadata.num_prefills, (), None)
 
 
-def _check_supported(config: PretrainedConfig, text: PretrainedConfig, quant_config: Optional[QuantizationConfig]) -> None:
+def _check_supported(config: PretrainedConfig, text: PretrainedConfig, quant_config: QuantizationConfig | None) -> None:
     tp = get_tensor_model_parallel_world_size()
     split = ["linear_num_key_heads", "linear_num_value_heads", "num_attention_heads"]
     split += ["moe_intermediate_size", "shared_expert_intermediate_size"] if _is_moe(text) else ["intermediate_size"]
     uneven = [f"{name} {getattr(text, name)}" for name in split if getattr(text, name) % tp]
     if text.num_key_value_heads % tp and tp % text.num_key_value_heads:
         uneven.append(f"num_key_value_heads {text.num_key_value_heads}")
-    flags = [key for key in ("rope_scaling", "rope_theta") for part in (config, text) if getattr(part, key, None) is not None]
+    flags = [key for key in ("rope_scaling", "rope_theta")
+             if getattr(config, key, None) is not None or getattr(text, key, None) is not None]
     if get_pp_group().world_size > 1:
         raise ValueError("pipeline parallelism is not supported for this model")
     if uneven:

@@ -1,9 +1,10 @@
 """Fills a model's parameters from a stream of named checkpoint tensors, and says exactly what does not fit.
 
-A model states the tensors that it wants as `Wanted` entries. Each tensor is copied into its parameter as it comes by, so
-that the model exists once and beside it one checkpoint tensor.
+A model states the tensors that it wants as `Wanted` entries. Each tensor is copied into its parameter as it comes by,
+so that the model exists once and beside it one checkpoint tensor.
 """
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -25,13 +26,13 @@ class Wanted(NamedTuple):
     load: copies the tensor into its place. parts: other tensors that together may stand in for this one.
     """
     name: str
-    shape: Optional[Tuple[int, ...]]
+    shape: tuple[int, ...] | None
     load: Callable[[torch.Tensor], None]
-    parts: Tuple["Wanted", ...] = ()
+    parts: tuple["Wanted", ...] = ()
 
 
-def load_checkpoint(weights: Iterable[Tuple[str, torch.Tensor]], wanted: Iterable[Wanted], skipped: Dict[str, str],
-                    alias: Tuple[str, str]) -> None:
+def load_checkpoint(weights: Iterable[tuple[str, torch.Tensor]], wanted: Iterable[Wanted], skipped: dict[str, str],
+                    alias: tuple[str, str]) -> None:
     """Loads every tensor of `weights` into its place.
 
     Args:
@@ -46,10 +47,10 @@ def load_checkpoint(weights: Iterable[Tuple[str, torch.Tensor]], wanted: Iterabl
     """
     whole = {want.name: want for want in wanted}
     part_of = {part.name: (want, part) for want in whole.values() for part in want.parts}
-    loaded: Dict[str, Set[str]] = {name: set() for name in whole}
-    left_out: Dict[str, int] = {}
-    unknown: List[str] = []
-    twice: List[str] = []
+    loaded: dict[str, set[str]] = {name: set() for name in whole}
+    left_out: dict[str, int] = {}
+    unknown: list[str] = []
+    twice: list[str] = []
     aliased = False
     for given, tensor in weights:
         prefix = next((prefix for prefix in skipped if given.startswith(prefix)), None)
@@ -71,7 +72,8 @@ def load_checkpoint(weights: Iterable[Tuple[str, torch.Tensor]], wanted: Iterabl
             twice.append(given)
             continue
         if entry.shape is not None and tuple(tensor.shape) != entry.shape:
-            raise CheckpointError(f"checkpoint tensor {given} has shape {tuple(tensor.shape)}, the model needs {entry.shape}")
+            raise CheckpointError(f"checkpoint tensor {given} has shape {tuple(tensor.shape)}, "
+                                  f"the model needs {entry.shape}")
         entry.load(tensor)
         seen.add(name)
     for prefix, count in left_out.items():
@@ -79,12 +81,13 @@ def load_checkpoint(weights: Iterable[Tuple[str, torch.Tensor]], wanted: Iterabl
     missing = [name for want in whole.values() for name in _missing(want, loaded[want.name])]
     if aliased:
         missing = [alias[0] + name[len(alias[1]):] if name.startswith(alias[1]) else name for name in missing]
-    problems = [_listed(kind, names) for kind, names in (("missing", missing), ("unknown", unknown), ("repeated", twice)) if names]
+    kinds = (("missing", missing), ("unknown", unknown), ("repeated", twice))
+    problems = [_listed(kind, names) for kind, names in kinds if names]
     if problems:
         raise CheckpointError(f"the checkpoint does not fit the model: {'; '.join(problems)}")
 
 
-def _missing(want: Wanted, loaded: Set[str]) -> List[str]:
+def _missing(want: Wanted, loaded: set[str]) -> list[str]:
     if want.name in loaded:
         return []
     if not loaded:
@@ -102,7 +105,7 @@ def copied(name: str, param: torch.nn.Parameter) -> Wanted:
     return Wanted(name, tuple(param.shape), param.data.copy_)
 
 
-def linear(name: str, layer: torch.nn.Module, output_size: int, input_size: int, *shard: object) -> List[Wanted]:
+def linear(name: str, layer: torch.nn.Module, output_size: int, input_size: int, *shard: object) -> list[Wanted]:
     """The tensors of one checkpoint matrix inside stock parallel linear `layer`.
 
     Args:
@@ -119,7 +122,7 @@ def linear(name: str, layer: torch.nn.Module, output_size: int, input_size: int,
     ]
 
 
-def joined_linear(name: str, layer: torch.nn.Module, output_sizes: Sequence[int], input_size: int) -> List[Wanted]:
+def joined_linear(name: str, layer: torch.nn.Module, output_sizes: Sequence[int], input_size: int) -> list[Wanted]:
     """The tensors of one checkpoint matrix whose rows are the first `len(output_sizes)` shards of merged `layer`."""
 
     def loader(param: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -143,7 +146,7 @@ def joined_linear(name: str, layer: torch.nn.Module, output_sizes: Sequence[int]
     ]
 
 
-def _linear_shape(layer: torch.nn.Module, key: str, output_size: int, input_size: int) -> Optional[Tuple[int, ...]]:
+def _linear_shape(layer: torch.nn.Module, key: str, output_size: int, input_size: int) -> tuple[int, ...] | None:
     if type(layer.quant_method).__name__ != "UnquantizedLinearMethod":
         return None
     return (output_size, input_size) if key == "weight" else (output_size, )

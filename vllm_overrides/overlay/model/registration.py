@@ -1,8 +1,8 @@
 """Makes vLLM and transformers know the Qwen3.5 architectures and model types. `register()` runs once, on `import vllm`.
 
-Stock finds out what a model class can do by importing it in a child process, which costs seconds per start and turns any
-error there into "not supported". The properties of our classes are few and fixed, so they are stated here; a test compares
-them with what stock would have found.
+Stock finds out what a model class can do by importing it in a child process, which costs seconds per start and turns
+any error there into "not supported". The properties of our classes are few and fixed, so they are stated here; a test
+compares them with what stock would have found.
 """
 from dataclasses import dataclass
 

@@ -4,7 +4,7 @@ They read what transformers 5 and the published checkpoints write: `config.json`
 (model types `qwen3_5_moe`, `qwen3_5`) or the text part alone (`..._text`). No size has a default: a size that the file
 does not give is an error that names it. Source of the format: Hugging Face transformers 5, models/qwen3_5_moe.
 """
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -17,7 +17,7 @@ class _FileConfig(PretrainedConfig):
     has_no_defaults_at_init = True
     keys_to_ignore_at_inference = ["past_key_values"]
 
-    def to_diff_dict(self) -> Dict[str, Any]:
+    def to_diff_dict(self) -> dict[str, Any]:
         """Returns everything: transformers would compare nested parts with an instance made without arguments."""
         return self.to_dict()
 
@@ -27,7 +27,8 @@ class Qwen3_5TextConfig(_FileConfig):
 
     Attributes beside the file's own:
         layer_types: per layer "linear_attention" or "full_attention"; from `full_attention_interval` where absent.
-        layers_block_type: the same with stock's word "attention" for full attention, so that KV is counted for those only.
+        layers_block_type: the same with stock's word "attention" for full attention, so that KV is counted for those
+            only.
         rope_parameters: dict with rope_type, rope_theta, partial_rotary_factor and, where given, mrope_section.
             `rope_scaling` stays unset: stock would read it as a context extension.
         torch_dtype: from `dtype`, the name that transformers 5 writes.
@@ -37,7 +38,7 @@ class Qwen3_5TextConfig(_FileConfig):
     """
     model_type = "qwen3_5_text"
     base_config_key = "text_config"
-    required: Tuple[str, ...] = (
+    required: tuple[str, ...] = (
         "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
         "max_position_embeddings", "rms_norm_eps", "linear_conv_kernel_dim", "linear_num_key_heads",
         "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "intermediate_size")
@@ -62,7 +63,7 @@ class Qwen3_5TextConfig(_FileConfig):
         self.layer_types = layer_types
 
     @property
-    def layers_block_type(self) -> List[str]:
+    def layers_block_type(self) -> list[str]:
         """Per layer "attention" (has KV) or "linear_attention"; stock counts the former to size the KV cache."""
         return ["attention" if kind == FULL_ATTENTION else kind for kind in self.layer_types]
 
@@ -122,7 +123,7 @@ class Qwen3_5Config(_FileConfig):
         super().__init__(**kwargs)
 
     @property
-    def layers_block_type(self) -> List[str]:
+    def layers_block_type(self) -> list[str]:
         """Per layer of the language model "attention" (has KV) or "linear_attention"."""
         return self.text_config.layers_block_type
 
@@ -136,14 +137,14 @@ class Qwen3_5MoeConfig(Qwen3_5Config):
 CONFIG_CLASSES = (Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5TextConfig, Qwen3_5MoeTextConfig)
 
 
-def _dtype(kwargs: Dict[str, Any]) -> Optional[Any]:
+def _dtype(kwargs: dict[str, Any]) -> Any | None:
     """Takes `dtype` and `torch_dtype` out of `kwargs` and returns the one given."""
     dtype = kwargs.pop("dtype", None)
     torch_dtype = kwargs.pop("torch_dtype", None)
     return dtype if dtype is not None else torch_dtype
 
 
-def _layer_types(kwargs: Dict[str, Any]) -> List[str]:
+def _layer_types(kwargs: dict[str, Any]) -> list[str]:
     layers = kwargs["num_hidden_layers"]
     interval = kwargs.get("full_attention_interval")
     kinds = kwargs.pop("layer_types", None)
@@ -160,8 +161,8 @@ def _layer_types(kwargs: Dict[str, Any]) -> List[str]:
     return list(kinds)
 
 
-def _rope_parameters(kwargs: Dict[str, Any]) -> Dict[str, Any]:
-    """Takes the three spellings of the rotary settings out of `kwargs`: rope_parameters, rope_scaling, and plain keys."""
+def _rope_parameters(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes the three spellings of the rotary settings out of `kwargs`: rope_parameters, rope_scaling, plain keys."""
     plain = {name: kwargs.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in kwargs}
     scaling = kwargs.pop("rope_scaling", None) or {}
     parameters = {**plain, **scaling, **(kwargs.pop("rope_parameters", None) or {})}
