@@ -176,26 +176,27 @@ def tokenizer_config(source: Source, chat_template: str) -> dict[str, Any]:
     }
 
 
-def write_files(out: Path, files: dict[str, str], force: bool) -> None:
-    """Put the files (name -> content) into `out`, all or none being visible if it is new.
-
-    Raises TokenizerError if one of them is there already and `force` is not given.
-    """
-    there = [name for name in files if (out / name).exists()]
-    if there and not force:
-        raise TokenizerError(f"{out / there[0]} exists; --force replaces it")
+def check_free(out: Path, force: bool) -> None:
+    """Raise TokenizerError if `out` cannot be a folder, or holds one of our files and `force` is not given."""
     if out.exists() and not out.is_dir():
         raise TokenizerError(f"{out} is not a folder")
+    there = [name for name in FILES if (out / name).exists()]
+    if there and not force:
+        raise TokenizerError(f"{out / there[0]} exists; --force replaces it")
+
+
+def write_files(out: Path, contents: tuple[str, ...]) -> None:
+    """Put FILES with these contents into `out`. A new folder appears complete or not at all; in one that exists,
+    the last file is missing while the others change. An OSError leaves no other trace.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        for name, content in files.items():
+        for name, content in zip(FILES, contents, strict=True):
             (work / name).write_text(content, encoding="utf-8")
         if out.exists():
-            # While files are exchanged, the folder must not look complete.
-            if there:
-                (out / FILES[-1]).unlink(missing_ok=True)
-            for name in files:
+            (out / FILES[-1]).unlink(missing_ok=True)
+            for name in FILES:
                 os.replace(work / name, out / name)
         else:
             work.chmod(0o755)
@@ -209,12 +210,13 @@ def make(out: Path, small: int | None = None, force: bool = False, template: Pat
 
     Raises TokenizerError for bad input, OSError if a file cannot be read or written.
     """
+    check_free(out, force)
+    chat_template = template.read_text(encoding="utf-8")
     source = read_source()
     if small is not None:
         source = shrink(source, small)
-    contents = (tokenizer_json(source), tokenizer_config(source, template.read_text(encoding="utf-8")))
-    texts = [json.dumps(content, ensure_ascii=False) + "\n" for content in contents]
-    write_files(out, dict(zip(FILES, texts, strict=True)), force)
+    contents = (tokenizer_json(source), tokenizer_config(source, chat_template))
+    write_files(out, tuple(json.dumps(content, ensure_ascii=False) + "\n" for content in contents))
     return {text: token_id for token_id, text in source.added}
 
 
