@@ -56,8 +56,8 @@ def main() -> int:
             parser.error(f"--{name} {getattr(args, name)} is too small")
     start = time.perf_counter()
     try:
-        config = slice_config(json.loads(args.config.read_text(encoding="utf-8")), args.layers, args.experts, args.vocab,
-                              args.dtype)
+        config = json.loads(args.config.read_text(encoding="utf-8"))
+        config = slice_config(config, args.layers, args.experts, args.vocab, args.dtype)
         size, digest = write_checkpoint(args.out, config, args.seed)
     except (CannotWrite, OSError, json.JSONDecodeError) as error:
         print(f"make_slice: {error}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Writes a checkpoint of random weights for a Qwen3.5-type configuration: config.json and one model.safetensors.
 
 Needs numpy and torch only. The file is streamed, so memory stays at one block of values however large the model is.
-The same configuration and seed give the same bytes; each tensor has its own random stream, so leaving layers out changes
-no other tensor. Text part only, joined experts, in the names of the published checkpoints.
+The same configuration and seed give the same bytes; each tensor has its own random stream, so leaving layers out
+changes no other tensor. Text part only, joined experts, in the names of the published checkpoints.
 """
 import hashlib
 import json

@@ -300,8 +300,9 @@ class Qwen3_5SparseMoe(nn.Module):
                 for expert, place in enumerate(self.w2.data)))
 
     def _load_gate_up(self, tensor: torch.Tensor) -> None:
-        for place, half in zip(self.w13.data.split(self.local_inner, dim=1), tensor.split(self.inner, dim=1), strict=True):
-            place.copy_(_rank_slice(half, 1))
+        gates, ups = self.w13.data.split(self.local_inner, dim=1)
+        gates.copy_(_rank_slice(tensor[:, :self.inner], 1))
+        ups.copy_(_rank_slice(tensor[:, self.inner:], 1))
 
 
 class Qwen3_5DecoderLayer(nn.Module):
