@@ -194,6 +194,49 @@ WORKER: tuple[Overlay, ...] = (
 MODEL: tuple[Overlay, ...] = ()
 
 # entrypoints/**, overlay/serving/
-SERVING: tuple[Overlay, ...] = ()
+SERVING: tuple[Overlay, ...] = (
+    Overlay(
+        id="openai-api-for-agents",
+        kind="addition",
+        target="overlay/serving/",
+        symbols=(
+            "engine/multiprocessing/client.py:MQLLMEngineClient.generate",
+            "engine/multiprocessing/client.py:MQLLMEngineClient.setup",
+            "engine/multiprocessing/client.py:MQLLMEngineClient._process_request",
+            "engine/multiprocessing/engine.py:MQLLMEngine.from_engine_args",
+            "engine/multiprocessing/engine.py:MQLLMEngine.start",
+            "sampling_params.py:SamplingParams",
+        ),
+        reason="Stock refuses unknown fields, knows no reasoning and no qwen3_coder calls, parses streamed and whole answers by "
+        "different code, and says ready before a token can be produced.",
+        upstream="Not for upstream as it is: current vLLM has the parts (reasoning and tool parsers) in another server.",
+        remove_when="the pin is a vLLM whose own server passes tests/entrypoints and tests/overlay/serving",
+        requires=("overlay-package", "start-up-checks"),
+        test="tests/entrypoints/test_chat.py",
+    ),
+    Overlay(
+        id="server-with-our-api",
+        kind="extension",
+        target="entrypoints/openai/api_server.py",
+        symbols=("build_app", "run_server", "lifespan", "mount_metrics", "tokenize", "detokenize"),
+        reason="The file that `python -m` runs: routes, start and end are vllm.overlay.serving's.",
+        upstream="Not for upstream: it leads to this project's own package.",
+        remove_when="openai-api-for-agents is removed",
+        requires=("openai-api-for-agents", "options-of-our-server"),
+        test="tests/entrypoints/test_server.py",
+    ),
+    Overlay(
+        id="options-of-our-server",
+        kind="extension",
+        target="entrypoints/openai/cli_args.py",
+        symbols=("make_arg_parser", "validate_parsed_serve_args"),
+        reason="Stock has no --reasoning-parser and no --generation-config.",
+        upstream="https://github.com/vllm-project/vllm/pull/11473 (--reasoning-parser) and "
+        "https://github.com/vllm-project/vllm/pull/12622 (--generation-config)",
+        remove_when="the pin's parser has both options",
+        requires=("overlay-package",),
+        test="tests/entrypoints/test_cli_args.py",
+    ),
+)
 
 OVERLAYS: tuple[Overlay, ...] = FOUNDATION + CORE + WORKER + MODEL + SERVING

@@ -1,0 +1,34 @@
+"""Stock's command line and the options of vllm.overlay.serving."""
+
+import argparse
+from typing import Any
+
+from vllm.entrypoints.openai import cli_args_stock as _stock
+from vllm.utils import FlexibleArgumentParser
+
+
+def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
+    """Add stock's options and ours to ``parser``."""
+    parser = _stock.make_arg_parser(parser)
+    group = parser.add_argument_group("options of the overlay")
+    group.add_argument("--reasoning-parser", default=None,
+                       help="split thoughts off the answer: qwen3. Default: they stay in the content.")
+    group.add_argument("--reasoning-field", default="reasoning_content", choices=["reasoning_content", "reasoning"],
+                       help="the field of message and delta that holds the thought")
+    group.add_argument("--generation-config", default="auto", metavar="{auto,vllm,FOLDER}",
+                       help="where sampling defaults of silent requests come from: auto = generation_config.json of the "
+                       "model, vllm = none (temperature 1, everything else neutral), or another folder with such a file")
+    group.add_argument("--trust-request-chat-template", action="store_true",
+                       help="let a request bring its own chat template, a program that the server then runs")
+    group.add_argument("--shutdown-timeout", type=int, default=30,
+                       help="seconds that requests under way get to finish after SIGTERM")
+    return parser
+
+
+def validate_parsed_serve_args(args: argparse.Namespace) -> None:
+    """Checks that need no model. Raises ValueError, TypeError or OSError."""
+    _stock.validate_parsed_serve_args(args)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)

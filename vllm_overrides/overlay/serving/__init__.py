@@ -1,0 +1,15 @@
+"""The OpenAI-compatible API: normalise -> render -> generate -> parse -> respond, one small module each.
+
+A request goes through these modules in this order; streamed and whole answers share every one of them:
+
+    app          routes; turns every failure into an OpenAI error object
+    normalise    JSON body -> ChatRequest / CompletionRequest (messages, tools, thinking, fields, structured)
+    render       messages -> prompt text -> token ids, off the event loop
+    policy       how many tokens a request may generate; sampling: request + model defaults -> SamplingParams
+    generate     the engine's outputs, closed (so aborted) as soon as nobody listens
+    choice       one answer: detokenise -> parse/ (thought, content, tool calls) -> stop strings -> events
+    respond      events -> chat chunks or one chat message; completions does the same for /v1/completions
+    connection   event stream and "stop when the client has gone"
+
+``server`` starts all of it; ``engine_client`` starts the engine process; ``service`` holds what requests share.
+"""

@@ -1,0 +1,108 @@
+"""A request under way: what chat and completions have in common between prompt and response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.overlay.serving import respond
+from vllm.overlay.serving.choice import Choice, Step
+from vllm.overlay.serving.errors import SERVER_ERROR, RequestError
+from vllm.overlay.serving.generate import outputs
+from vllm.overlay.serving.logprobs import prompt_logprobs
+from vllm.overlay.serving.normalise import Options
+from vllm.overlay.serving.render import Prompt
+from vllm.overlay.serving.service import Service
+
+logger = init_logger(__name__)
+
+
+class Answer:
+    """Prompts, choices and counts of one request. Choice ``i`` belongs to prompt ``i // n``."""
+
+    def __init__(self, service: Service, request_id: str, options: Options, prompts: Sequence[Prompt],
+                 choices: Sequence[Choice]) -> None:
+        self.service = service
+        self.id = request_id
+        self.options = options
+        self.prompts = prompts
+        self.choices = choices
+        self.cached_tokens: int | None = None
+        self.prompt_logprobs: list[Any] = [None] * len(prompts)
+        self._started = time.monotonic()
+        self._first_token: float | None = None
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far. A prompt counts once, however many choices it has."""
+        return respond.usage(
+            sum(len(prompt.token_ids) for prompt in self.prompts),
+            sum(choice.completion_tokens for choice in self.choices),
+            sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None,
+            self.cached_tokens)
+
+    def prompt_logprobs_body(self, position: int) -> list[Any] | None:
+        """vLLM's extra field of a response: the prompt's logprobs, where the request's own ``prompt_logprobs`` asks for them."""
+        entries = self.prompt_logprobs[position]
+        if self.options.prompt_logprobs is None or entries is None:
+            return None
+        return prompt_logprobs(self.service.token_text, entries)
+
+    def note_token(self) -> None:
+        """The engine has given a token."""
+        self._first_token = self._first_token or time.monotonic()
+
+    def log_end(self, outcome: str) -> None:
+        """One line per request, without its text."""
+        if not self.service.settings.log_requests:
+            return
+        now = time.monotonic()
+        first = "-" if self._first_token is None else f"{self._first_token - self._started:.3f}"
+        counts = self.usage()
+        logger.info("request %s: %d prompt tokens, %d generated, first after %s s, all after %.3f s, %s", self.id,
+                    counts["prompt_tokens"], counts["completion_tokens"], first, now - self._started, outcome)
+
+
+async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Mapping[str, str] | None = None
+                       ) -> AsyncIterator[tuple[Choice, Step]]:
+    """(choice, what is new of it) until all choices are finished; then, or when closed, the engine stops working on them.
+
+    An output of the engine that adds nothing to any choice (in the middle of a prefill) gives nothing.
+    """
+    priority = answer.options.priority if answer.service.settings.priorities else 0
+    source = outputs(answer.service.engine, [prompt.token_ids for prompt in answer.prompts], params, answer.id,
+                     priority=priority, trace_headers=trace_headers)
+    outcome = "client gone"
+    try:
+        async for position, output in source:
+            cached = getattr(output, "num_cached_tokens", None)
+            if cached is not None:
+                answer.cached_tokens = max(answer.cached_tokens or 0, cached)
+            if output.prompt_logprobs is not None:
+                answer.prompt_logprobs[position] = output.prompt_logprobs
+            for one in output.outputs:
+                choice = answer.choices[position * answer.options.n + one.index]
+                if choice.finished or not (one.token_ids or one.finish_reason):
+                    continue
+                answer.note_token()
+                yield choice, choice.feed(one.token_ids, one.logprobs, one.finish_reason, one.stop_reason)
+            if all(choice.finished for choice in answer.choices):
+                outcome = ", ".join(sorted({str(choice.finish_reason) for choice in answer.choices}))
+                return
+        raise RuntimeError("the engine ended the request before it was finished")
+    except Exception as error:
+        outcome = f"failed: {error!r:.200}"
+        raise
+    finally:
+        await source.aclose()  # type: ignore[attr-defined]
+        answer.log_end(outcome)
+
+
+def failure(error: Exception, request_id: str) -> RequestError:
+    """The error as the client is told of it; what is our fault is logged with its traceback and named by the request's id."""
+    if isinstance(error, RequestError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error)
+    return RequestError(f"The server failed on request {request_id}: {type(error).__name__}.", status=500, kind=SERVER_ERROR,
+                        code="internal_error")

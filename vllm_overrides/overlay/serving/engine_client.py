@@ -1,0 +1,197 @@
+"""The engine that a server talks to: started, watched, and ended with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.overlay.serving.errors import StartError, one_line
+
+logger = init_logger(__name__)
+
+# Longest wait for an engine process that was told to end, in seconds.
+_END_PATIENCE = 5.0
+# How often an engine in this process is looked at, in seconds.
+_LOOK_S = 0.5
+
+
+@dataclass
+class Engine:
+    """client: an EngineClient. failed: set, with the reason, when the engine's process ends while it is needed."""
+
+    client: Any
+    failed: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+def run_engine(engine_args: Any, usage_context: Any, ipc_path: str, report: Connection) -> None:
+    """Main of the engine's process. Sends the reason through ``report`` when it cannot start, and exits with 1."""
+    from vllm.engine.multiprocessing.engine import MQLLMEngine
+
+    # The server decides when the engine ends: a Ctrl-C in the terminal reaches both, and the server still has answers to finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        engine = MQLLMEngine.from_engine_args(engine_args=engine_args, usage_context=usage_context, ipc_path=ipc_path)
+    except Exception as error:
+        logger.exception("the engine could not start")
+        report.send(one_line(error))
+        raise SystemExit(1) from None
+    engine.start()
+    # It returns only when it has failed; a wanted end interrupts it.
+    failure = getattr(engine, "_errored_with", None)
+    if failure is not None:
+        report.send(one_line(failure))
+    raise SystemExit(1)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt("the server ends the engine")
+
+
+def _end_with_parent() -> None:
+    """A server that was killed cannot end its engine, which would keep the memory for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@asynccontextmanager
+async def in_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
+    """The engine in this process (--disable-frontend-multiprocessing, pipeline parallelism). Raises StartError."""
+    from vllm.engine.async_llm_engine import AsyncLLMEngine
+    from vllm.usage.usage_lib import UsageContext
+
+    def build() -> Any:
+        return AsyncLLMEngine.from_engine_args(engine_args=engine_args, engine_config=engine_config,
+                                               usage_context=UsageContext.OPENAI_API_SERVER)
+
+    try:
+        client = await asyncio.get_running_loop().run_in_executor(None, build)
+    except Exception as error:
+        logger.exception("the engine could not start")
+        raise StartError(one_line(error)) from error
+    engine = Engine(client)
+
+    async def watch() -> None:
+        while not client.errored:
+            await asyncio.sleep(_LOOK_S)
+        engine.failed.set_result("its loop has ended; the output above has the details")
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield engine
+    finally:
+        watching.cancel()
+
+
+@asynccontextmanager
+async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
+    """The engine in a process of its own. Raises StartError with the engine's own reason when it does not come up."""
+    from vllm.engine.multiprocessing.client import MQLLMEngineClient
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils import get_open_zmq_ipc_path
+
+    # Both processes count into files of this folder; it has to be known before either imports prometheus_client.
+    metrics = None
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        metrics = tempfile.TemporaryDirectory(prefix="vllm-metrics-")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics.name
+    ipc_path = get_open_zmq_ipc_path()
+    context = get_context("spawn")
+    reports, report = context.Pipe(duplex=False)
+    process = context.Process(target=run_engine, name="engine",
+                              args=(engine_args, UsageContext.OPENAI_API_SERVER, ipc_path, report))
+    process.start()
+    report.close()
+    logger.info("engine process %d", process.pid)
+    ended = asyncio.ensure_future(_wait(process))
+    client = None
+    try:
+        client = MQLLMEngineClient(ipc_path, engine_config)
+        await _connect(client, ended)
+        if ended.done():
+            raise StartError(_reason(reports, process))
+        engine = Engine(client)
+        ended.add_done_callback(lambda task: task.cancelled() or _fail(engine, _reason(reports, process)))
+        yield engine
+    finally:
+        # Its end is wanted from here on, and nobody asks for the reason.
+        ended.cancel()
+        process.terminate()
+        if client is not None:
+            client.close()
+        await asyncio.get_running_loop().run_in_executor(None, process.join, _END_PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        _forget_metrics(process.pid)
+        if metrics is not None:
+            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+            metrics.cleanup()
+
+
+def _fail(engine: Engine, reason: str) -> None:
+    """Tell the server, and everybody who waits for an output that will not come: the client alone notices after a minute."""
+    if not engine.failed.done():
+        engine.failed.set_result(reason)
+    for queue in tuple(engine.client.output_queues.values()):
+        queue.put_nowait(RuntimeError(f"the engine is gone: {reason}"))
+
+
+async def _wait(process: Any) -> None:
+    """Returns when the process has ended."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    loop.add_reader(process.sentinel, lambda: over.done() or over.set_result(None))
+    try:
+        await over
+    finally:
+        loop.remove_reader(process.sentinel)
+
+
+async def _connect(client: Any, ended: asyncio.Future[None]) -> None:
+    """Returns when the engine has answered, or has ended. However long the weights take: only its end is a failure."""
+    while not ended.done():
+        setup = asyncio.ensure_future(client.setup())
+        await asyncio.wait({setup, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not setup.done():
+            setup.cancel()
+            await asyncio.gather(setup, return_exceptions=True)
+            return
+        try:
+            setup.result()
+            return
+        except TimeoutError:
+            continue
+
+
+def _reason(reports: Connection, process: Any) -> str:
+    """Why the engine's process ended: what it reported, else how."""
+    try:
+        if reports.poll():
+            return reports.recv()
+    except (EOFError, OSError):
+        pass
+    process.join(1)
+    code = process.exitcode
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+    memory = " (signal 9 often means that the machine ran out of memory)" if code == -9 else ""
+    return f"the engine process {how}{memory}; its output above has the details"
+
+
+def _forget_metrics(pid: int) -> None:
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(pid)

@@ -1,0 +1,138 @@
+"""Checks of single request fields.
+
+A check takes (value, path) and gives the value to use, or raises a RequestError that names the path. Null, empty text,
+empty lists and empty objects never reach a check of an optional field: they count as absent (see ``read``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.overlay.serving.errors import RequestError, wrong_type
+
+logger = init_logger(__name__)
+
+Check = Callable[[Any, str], Any]
+
+
+def is_absent(value: Any) -> bool:
+    """Whether a field with this value is as good as not there."""
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
+def read(body: Mapping[str, Any], checks: Mapping[str, Check], where: str = "") -> dict[str, Any]:
+    """The known fields of ``body`` that are present, checked. Fields that nobody knows are ignored (debug log)."""
+    found = {}
+    unknown = []
+    for name, value in body.items():
+        check = checks.get(name)
+        if check is None:
+            unknown.append(name)
+        elif not is_absent(value):
+            found[name] = check(value, f"{where}{name}")
+    if unknown:
+        logger.debug("ignored request fields: %s", unknown)
+    return found
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"between {low} and {high}"
+    return f"at least {low}" if low is not None else f"at most {high}"
+
+
+def _check_range(value: Any, path: str, low: float | None, high: float | None) -> None:
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise RequestError(f"{path} must be {_bounds(low, high)}, got {value!r:.40}.", param=path)
+
+
+def number(low: float | None = None, high: float | None = None) -> Check:
+    """A finite number within [low, high]."""
+
+    def check(value: Any, path: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise wrong_type(path, "a number", value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RequestError(f"{path} must be a finite number.", param=path)
+        _check_range(value, path, low, high)
+        try:
+            return float(value)
+        except OverflowError:
+            raise RequestError(f"{path} is too large a number.", param=path) from None
+
+    return check
+
+
+def integer(low: int | None = None, high: int | None = None) -> Check:
+    """A whole number within [low, high]; 3.0 counts as 3, as JSON does not tell them apart."""
+
+    def check(value: Any, path: str) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong_type(path, "an integer", value)
+        _check_range(value, path, low, high)
+        return value
+
+    return check
+
+
+def flag(value: Any, path: str) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise wrong_type(path, "a boolean", value)
+    return value
+
+
+def text(value: Any, path: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string", value)
+    return value
+
+
+def mapping(value: Any, path: str) -> dict[str, Any]:
+    """An object."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    return value
+
+
+def anything(value: Any, path: str) -> Any:
+    """A field that is accepted and looked at elsewhere, or not at all."""
+    return value
+
+
+def one_of(choices: Collection[str]) -> Check:
+    """One of a few strings."""
+
+    def check(value: Any, path: str) -> str:
+        if text(value, path) not in choices:
+            raise RequestError(f"{path} must be one of {', '.join(sorted(choices))}; got {value!r:.60}.", param=path)
+        return value
+
+    return check
+
+
+def list_of(item: Check) -> Check:
+    """An array whose every item passes ``item``."""
+
+    def check(value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise wrong_type(path, "an array", value)
+        return [item(one, f"{path}[{i}]") for i, one in enumerate(value)]
+
+    return check
+
+
+def one_or_list(item: Check) -> Check:
+    """One value or an array of them; gives a list."""
+    many = list_of(item)
+
+    def check(value: Any, path: str) -> list[Any]:
+        return many(value, path) if isinstance(value, list) else [item(value, path)]
+
+    return check

@@ -1,0 +1,55 @@
+"""The engine's outputs for the prompts of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from vllm.inputs import TokensPrompt
+from vllm.outputs import RequestOutput
+from vllm.overlay.serving.errors import RequestError
+from vllm.sampling_params import SamplingParams
+
+
+async def outputs(engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], request_id: str, *,
+                  priority: int = 0, trace_headers: Mapping[str, str] | None = None
+                  ) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """(prompt's position, output), as they come, of all prompts at once.
+
+    engine: an EngineClient. Closing this generator aborts in the engine what is not finished. An exception of the engine is
+    raised here; a ValueError before the first output is its way to refuse a request, so a RequestError.
+    """
+    streams = [engine.generate(TokensPrompt(prompt_token_ids=list(prompt)), one, f"{request_id}-{i}", priority=priority,
+                               trace_headers=trace_headers)
+               for i, (prompt, one) in enumerate(zip(prompts, params, strict=False))]
+    queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+
+    async def pump(position: int, stream: AsyncIterator[RequestOutput]) -> None:
+        begun = False
+        try:
+            async for output in stream:
+                begun = True
+                queue.put_nowait((position, output))
+            queue.put_nowait((position, None))
+        except Exception as error:
+            refused = isinstance(error, ValueError) and not begun
+            queue.put_nowait((position, RequestError(str(error)) if refused else error))
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            position, output = await queue.get()
+            if isinstance(output, Exception):
+                raise output
+            if output is None:
+                running -= 1
+            else:
+                yield position, output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,270 @@
+"""The server's life: check, bind, start the engine, prove that it produces a token, listen, drain, end.
+
+Whatever prevents a start is one line on stderr and exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from argparse import Namespace
+from typing import Any
+
+import uvicorn
+
+from vllm.logger import init_logger
+from vllm.overlay.model import generation_defaults
+from vllm.overlay.serving import engine_client
+from vllm.overlay.serving.app import build_app
+from vllm.overlay.serving.errors import StartError, one_line
+from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
+from vllm.overlay.serving.service import Service, Settings
+
+logger = init_logger(__name__)
+
+_KEEP_ALIVE_S = 5
+# How long a server whose engine is gone waits for the error answers to be sent.
+_FAREWELL_S = 2
+
+
+def main() -> None:
+    """``python -m vllm.entrypoints.openai.api_server``."""
+    import uvloop
+
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser(description="vLLM OpenAI-compatible RESTful API server."))
+    args = parser.parse_args()
+    try:
+        validate_parsed_serve_args(args)
+    except (ValueError, TypeError, OSError) as error:
+        parser.error(one_line(error))
+    uvloop.run(run_server(args))
+
+
+async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
+    """Serve until SIGTERM or SIGINT. Raises SystemExit(1), after one line on stderr, when that is not possible any more."""
+    from vllm.overlay.runtime.startup_check import check_deployed
+
+    check_deployed()
+    main_task = asyncio.current_task()
+    assert main_task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, main_task.cancel)
+    try:
+        check_args(args)
+        with contextlib.closing(bind(args.host, args.port)) as sock:
+            await _serve(args, sock, uvicorn_options)
+    except StartError as error:
+        sys.stdout.flush()
+        print(f"vllm: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except asyncio.CancelledError:
+        logger.info("told to end before it was ready")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def check_args(args: Namespace) -> None:
+    """Raise StartError for options that contradict each other or name what this server does not have."""
+    for option, value, known in (("--reasoning-parser", args.reasoning_parser, REASONING_PARSERS),
+                                 ("--tool-call-parser", args.tool_call_parser, TOOL_CALL_PARSERS)):
+        if value and value not in known:
+            raise StartError(f"{option} {value} is not known; choose from {', '.join(sorted(known))}")
+    if args.enable_auto_tool_choice and not args.tool_call_parser:
+        raise StartError("--enable-auto-tool-choice needs --tool-call-parser")
+    if args.lora_modules or args.prompt_adapters:
+        raise StartError("--lora-modules and --prompt-adapters are not served here")
+    if not os.path.exists(args.model) and os.path.isabs(args.model):
+        raise StartError(f"there is no checkpoint at {args.model}")
+
+
+def bind(host: str | None, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused, not kept waiting, until the server is ready.
+
+    Raises StartError where the address cannot be had; that is known before the model is loaded.
+    """
+    address = host or "0.0.0.0"
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        sock.close()
+        raise StartError(f"cannot listen on {address} port {port}: {error.strerror or error}; choose another with --port") from error
+    return sock
+
+
+async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str, Any]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.engine.multiprocessing.client import MQLLMEngineClient
+
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    loop = asyncio.get_running_loop()
+    try:
+        config = await loop.run_in_executor(None, engine_args.create_engine_config)
+        tokenizer = await loop.run_in_executor(None, load_tokenizer, config.model_config)
+        requests = settings(args, config)
+    except Exception as error:
+        raise StartError(f"cannot serve {args.model}: {one_line(error)}") from error
+    lacking = missing_tokens(tokenizer.get_vocab(), args.reasoning_parser, args.tool_call_parser)
+    if lacking:
+        raise StartError(f"the tokenizer of {args.model} has no token {', '.join(lacking)}, which --reasoning-parser or "
+                         "--tool-call-parser needs")
+    alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
+    start = engine_client.in_process if alone else engine_client.in_own_process
+    async with start(engine_args, config) as engine:
+        service = Service(engine.client, tokenizer, requests)
+        await _while_alive(engine, warm_up(service))
+        await _listen(args, sock, engine, service, uvicorn_options)
+
+
+def settings(args: Namespace, config: Any) -> Settings:
+    """What the command line and the engine's configuration say about requests."""
+    from vllm.entrypoints.chat_utils import load_chat_template
+
+    model = config.model_config
+    return Settings(
+        model_names=tuple(args.served_model_name or [args.model]),
+        model_path=args.model,
+        max_model_len=model.max_model_len,
+        max_logprobs=model.max_logprobs,
+        reasoning_parser=args.reasoning_parser,
+        tool_call_parser=args.tool_call_parser,
+        auto_tools=args.enable_auto_tool_choice,
+        reasoning_field=args.reasoning_field,
+        response_role=args.response_role,
+        chat_template=load_chat_template(args.chat_template),
+        trust_request_template=args.trust_request_chat_template,
+        sampling_defaults=sampling_defaults(args.generation_config, model),
+        tokens_as_ids=args.return_tokens_as_token_ids,
+        log_requests=not args.disable_log_requests,
+        priorities=config.scheduler_config.policy == "priority",
+    )
+
+
+def sampling_defaults(source: str, model_config: Any) -> dict[str, Any]:
+    """The model's own sampling defaults; source is --generation-config."""
+    if source == "vllm":
+        return {}
+    return generation_defaults.get_default_sampling_params(model_config if source == "auto" else source)
+
+
+def load_tokenizer(model_config: Any) -> Any:
+    """The tokenizer of the model that is to be served."""
+    from vllm.transformers_utils.tokenizer import get_tokenizer
+
+    return get_tokenizer(model_config.tokenizer, tokenizer_mode=model_config.tokenizer_mode,
+                         trust_remote_code=model_config.trust_remote_code, revision=model_config.tokenizer_revision)
+
+
+async def warm_up(service: Service) -> None:
+    """Generate one token, so that "ready" means that a token can be produced. Raises StartError where it cannot."""
+    from vllm.overlay.serving.chat import chat_answer
+    from vllm.overlay.serving.completions import completion_answer
+
+    request: dict[str, Any] = {"model": service.settings.model_names[0], "max_tokens": 1, "temperature": 0}
+    try:
+        if service.renderer.has_template:
+            answer: Any = await chat_answer(service, {**request, "messages": [{"role": "user", "content": "Hello"}]})
+        else:
+            answer = await completion_answer(service, {**request, "prompt": "Hello"})
+        await answer.whole()
+    except Exception as error:
+        logger.exception("the first token could not be produced")
+        raise StartError(f"the first token could not be produced: {one_line(error)}") from error
+
+
+async def _while_alive(engine: engine_client.Engine, work: Any) -> Any:
+    """The result of ``work``; StartError when the engine ends before."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, engine.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if engine.failed.done():
+            raise StartError(engine.failed.result())
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """Says that it is ready when it listens. Leaves signals to us: uvicorn would raise them again after its end, and the
+    engine's clean-up would be skipped."""
+
+    ready_lines = ""
+
+    def install_signal_handlers(self) -> None:
+        """uvicorn before 0.29."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """uvicorn since 0.29."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets=sockets)
+        print(self.ready_lines, flush=True)
+
+
+async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.Engine, service: Service,
+                  uvicorn_options: dict[str, Any]) -> None:
+    """Answer requests until told to end; then let those that are under way finish, for a while."""
+    app = build_app(args)
+    app.state.service = service
+    app.state.engine_client = engine.client
+    app.state.log_stats = not args.disable_log_stats
+    server = _Server(uvicorn.Config(
+        app, host=args.host or "0.0.0.0", port=args.port, log_level=args.uvicorn_log_level, access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S, ssl_keyfile=args.ssl_keyfile, ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs, ssl_cert_reqs=args.ssl_cert_reqs, timeout_graceful_shutdown=args.shutdown_timeout,
+        **uvicorn_options))
+    server.ready_lines = ready_lines(args, service)
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        # The second time, what is under way is dropped.
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    try:
+        await asyncio.wait({serving, engine.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if engine.failed.done():
+            # Those who wait for the engine have been told; give them the time to hear it.
+            server.config.timeout_graceful_shutdown = _FAREWELL_S
+            server.should_exit = True
+        await serving
+    except OSError as error:
+        raise StartError(f"cannot listen on port {args.port}: {error.strerror or error}") from error
+    finally:
+        service.renderer.close()
+    if engine.failed.done():
+        raise StartError(f"the engine is gone: {engine.failed.result()}")
+
+
+def ready_lines(args: Namespace, service: Service) -> str:
+    """What a person who started the server wants to know: that it is ready, and a command that works."""
+    shown = "127.0.0.1" if args.host in (None, "", "0.0.0.0", "::") else f"[{args.host}]" if ":" in args.host else args.host
+    base = f"{'https' if args.ssl_keyfile else 'http'}://{shown}:{args.port}{args.root_path or ''}"
+    name = service.settings.model_names[0]
+    body: dict[str, Any] = {"model": name, "max_tokens": 64}
+    if service.renderer.has_template:
+        path, ask = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
+    else:
+        path, ask = "/v1/completions", {"prompt": "Hello"}
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if args.api_key else ""
+    insecure = " -k" if args.ssl_keyfile else ""
+    return (f"Ready: {name} at {base} (context {service.settings.max_model_len} tokens). Try:\n"
+            f"curl{insecure} {base}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps({**body, **ask})}'")

@@ -1,0 +1,104 @@
+"""What all requests of one server share: the engine's client, the tokenizer, the model's limits and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.overlay.serving.choice import Choice, PlainParser
+from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
+from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.logprobs import TokenText
+from vllm.overlay.serving.normalise import ChatRequest, Options
+from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
+from vllm.overlay.serving.parse.markers import MarkerSplitter, marker_ids
+from vllm.overlay.serving.parse.output import OutputParser
+from vllm.overlay.serving.render import Prompt, Renderer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none."""
+
+    model_names: tuple[str, ...]
+    model_path: str
+    max_model_len: int
+    max_logprobs: int = 20
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    auto_tools: bool = False
+    reasoning_field: str = "reasoning_content"
+    response_role: str = "assistant"
+    chat_template: str | None = None
+    trust_request_template: bool = False
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    tokens_as_ids: bool = False
+    log_requests: bool = True
+    priorities: bool = False
+
+
+class Service:
+    """One served model. Makes a request's choices; knows nothing of HTTP."""
+
+    def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
+        """engine: an EngineClient; tokenizer: a transformers tokenizer."""
+        self.engine = engine
+        self.settings = settings
+        self.renderer = Renderer(tokenizer, settings.chat_template)
+        self.vocab_size = len(tokenizer)
+        self._tokenizer = tokenizer
+        self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
+        self.token_text = TokenText(tokenizer, self._token_bytes, settings.tokens_as_ids)
+        self._markers = REASONING_PARSERS.get(settings.reasoning_parser or "", ()) + TOOL_CALL_PARSERS.get(
+            settings.tool_call_parser or "", ())
+        self._marker_ids = marker_ids(tokenizer.get_vocab(), self._markers)
+        self._special = frozenset(tokenizer.all_special_ids)
+
+    def check_model(self, name: str) -> None:
+        """Raise RequestError (404) for a model that is not served here."""
+        if name not in self.settings.model_names:
+            raise RequestError(f"The model {name!r:.100} does not exist; this server has {', '.join(self.settings.model_names)}.",
+                               param="model", code="model_not_found", status=404)
+
+    def check_tools(self, request: ChatRequest) -> None:
+        """Raise RequestError where the request wants calls and the server was not told how to read them."""
+        mode = request.tool_choice.mode
+        if mode == "none" or (self.settings.tool_call_parser and (self.settings.auto_tools or mode != "auto")):
+            return
+        raise RequestError("Tool calls need the server's options --enable-auto-tool-choice and --tool-call-parser.",
+                           param="tool_choice", code="unsupported_parameter")
+
+    def stop_tokens(self, stops: Sequence[str]) -> tuple[list[str], list[int]]:
+        """(stop strings, stop token ids): stops that are control tokens, which the parser takes out of the text."""
+        by_text = {text: token for token, text in self._marker_ids.items()}
+        return [stop for stop in stops if stop not in by_text], [by_text[stop] for stop in stops if stop in by_text]
+
+    def chat_choice(self, index: int, request: ChatRequest, prompt: Prompt, stops: Sequence[str]) -> Choice:
+        """A choice of a chat answer."""
+        calls = bool(self.settings.tool_call_parser) and request.tool_choice.mode != "none"
+        parser = OutputParser(
+            MarkerSplitter(self._marker_ids, self._markers),
+            in_thought=prompt.in_thought,
+            reasoning=bool(self.settings.reasoning_parser),
+            schemas=request.tools.schemas if calls else None,
+            opened_call=prompt.opened_call,
+            one_call=not request.parallel_tool_calls or request.tool_choice.mode == "named",
+        )
+        # Control tokens are read even where the tokenizer counts them as special and would leave them out.
+        options = request.options
+        return self._choice(index, options, prompt, parser, stops, self._special - set(self._marker_ids))
+
+    def plain_choice(self, index: int, options: Options, prompt: Prompt) -> Choice:
+        """A choice of a completion: all text, nothing parsed."""
+        return self._choice(index, options, prompt, PlainParser(), options.stop, self._special)
+
+    def _choice(self, index: int, options: Options, prompt: Prompt, parser: Any, stops: Sequence[str],
+                special: frozenset[int]) -> Choice:
+        skipped = special if options.skip_special_tokens else frozenset()
+        detokeniser: Detokeniser
+        if self._token_bytes is not None:
+            detokeniser = ByteDetokeniser(self._token_bytes, prompt.token_ids, skipped)
+        else:
+            detokeniser = WindowDetokeniser(self._tokenizer, prompt.token_ids, skipped)
+        return Choice(index, detokeniser, parser, stops=stops, include_stop=options.include_stop, min_tokens=options.min_tokens)

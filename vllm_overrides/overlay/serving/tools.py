@@ -1,0 +1,88 @@
+"""The tools of a request and which of them the model may, must or must not call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.overlay.serving.errors import RequestError, missing, wrong_type
+from vllm.overlay.serving.fields import text
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """mode: ``none``, ``auto``, ``required`` or ``named``; name: the function's, when named."""
+
+    mode: str
+    name: str | None = None
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.mode in ("required", "named")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """definitions: as the client sent them (the template prints them whole); schemas: parameters by function name."""
+
+    definitions: tuple[dict[str, Any], ...]
+    schemas: Mapping[str, dict[str, Any]]
+
+
+def normalise_tools(value: Any, path: str = "tools") -> Tools:
+    """Check tool definitions. Kinds that only other servers can run (web search, ...) are left out with a debug line."""
+    if not isinstance(value, list):
+        raise wrong_type(path, "an array", value)
+    definitions, schemas = [], {}
+    for i, tool in enumerate(value):
+        where = f"{path}[{i}]"
+        if not isinstance(tool, dict):
+            raise wrong_type(where, "an object", tool)
+        if "function" not in tool and "name" in tool:
+            tool = {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        if tool.get("function") is None:
+            if tool.get("type", "function") == "function":
+                raise missing(f"{where}.function")
+            logger.debug("ignored a tool of type %r", tool.get("type"))
+            continue
+        function = tool["function"]
+        if not isinstance(function, dict):
+            raise wrong_type(f"{where}.function", "an object", function)
+        if function.get("name") is None:
+            raise missing(f"{where}.function.name")
+        name = text(function["name"], f"{where}.function.name")
+        parameters = function.get("parameters")
+        definitions.append(tool)
+        # A broken schema is the tool author's fault, not this request's: the values of its calls are then untyped.
+        schemas[name] = parameters if isinstance(parameters, dict) else {}
+    return Tools(tuple(definitions), schemas)
+
+
+def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -> ToolChoice:
+    """The choice, which is ``auto`` when there are tools and ``none`` when there are not, unless the request says so.
+
+    Raises RequestError where a call is forced and there is no such tool.
+    """
+    if value is None:
+        return ToolChoice("auto" if tools.definitions else "none")
+    if isinstance(value, dict):
+        function = value.get("function")
+        name = function.get("name") if isinstance(function, dict) else value.get("name")
+        if name is None and value.get("type") in ("none", "auto", "required", "any"):
+            return normalise_tool_choice(value["type"], tools, path)
+        if name is None:
+            raise missing(f"{path}.function.name")
+        if text(name, f"{path}.function.name") not in tools.schemas:
+            raise RequestError(f"{path} names the function {name!r:.80}, which is not among tools.", param=path)
+        return ToolChoice("named", name)
+    mode = "required" if value == "any" else text(value, path)
+    if mode not in ("none", "auto", "required"):
+        raise RequestError(f"{path} must be none, auto, required or a function; got {value!r:.60}.", param=path)
+    if mode == "required" and not tools.definitions:
+        raise RequestError(f"{path} is required, but tools is empty.", param=path)
+    return ToolChoice(mode if tools.definitions else "none")
