@@ -72,9 +72,10 @@ def layer_types(text: dict[str, Any]) -> list[str]:
 
 
 def write_checkpoint(out: Path, config: dict[str, Any], seed: int, adjust: Adjust | None = None,
-                     extra_files: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Makes folder `out`, which must not exist or be empty, with config.json, model.safetensors and `extra_files`
-    (name -> JSON value). The folder appears only when it is complete.
+                     json_files: dict[str, Any] | None = None,
+                     copied_files: dict[str, Path] | None = None) -> tuple[int, str]:
+    """Makes folder `out`, which must not exist or be empty, with config.json and model.safetensors, and beside them
+    `json_files` (name -> value) and `copied_files` (name -> source). The folder appears only when it is complete.
 
     Returns:
         bytes and SHA-256 (hex) of model.safetensors.
@@ -99,8 +100,10 @@ def write_checkpoint(out: Path, config: dict[str, Any], seed: int, adjust: Adjus
     try:
         with open(partial / "model.safetensors", "wb") as file:
             total, digest = _write_safetensors(file, specs, text["dtype"], seed, adjust)
-        for name, value in {"config.json": config, **(extra_files or {})}.items():
+        for name, value in {"config.json": config, **(json_files or {})}.items():
             (partial / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        for name, source in (copied_files or {}).items():
+            shutil.copyfile(source, partial / name)
         if out.exists():
             out.rmdir()
         partial.rename(out)
