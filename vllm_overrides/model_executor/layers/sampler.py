@@ -1,4 +1,4 @@
-"""Stock's sampler with the filters of `vllm.overlay.kernels.sampling`: no sort of the vocabulary where top-k is small."""
+"""Stock's sampler with the filters of `vllm.overlay.kernels.sampling`: no vocabulary is sorted where top-k is small."""
 from vllm.model_executor.layers import sampler_stock as _stock
 from vllm.overlay.kernels import sampling
 from vllm.overlay.rebind import rebind

@@ -44,11 +44,13 @@ def apply_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(probabilities < floor, -float("inf"))
 
 
-def _by_candidates(logits: torch.Tensor, p: torch.Tensor, k: torch.Tensor, count: int):
+def _by_candidates(logits: torch.Tensor, p: torch.Tensor, k: torch.Tensor,
+                   count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Filters by the `count` largest of each row. Returns the result and which rows it is complete for."""
     values, ids = logits.topk(count, dim=-1)
     smallest_kept = values.gather(1, k.long().unsqueeze(1) - 1)
-    complete = values[:, -1] < smallest_kept.squeeze(1)
+    # Grammars leave few tokens: then the k-th is -inf, and what is missing from the candidates is -inf too.
+    complete = (values[:, -1] < smallest_kept.squeeze(1)) | smallest_kept.squeeze(1).isneginf()
     # Among equal logits the order is by token id, which topk does not promise.
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, stable=True)

@@ -1,0 +1,79 @@
+"""The registry of back ends: what is chosen, what is said about it, and what is refused."""
+import importlib
+import inspect
+import types
+
+import pytest
+from vllm.overlay.kernels import backend
+
+OPS = ["gated_delta_rule", "causal_conv1d", "moe", "paged_attention", "norms", "rope", "sampling"]
+VARIABLE = "VLLM_OVERLAY_KERNELS_NORMS"
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(backend.logger, level,
+                            lambda message, *args, level=level: lines.append((level, message % args)))
+    return lines
+
+
+def norms():
+    return backend.Backends("norms", (("torch", "torch_impl"), ("reference", "reference")))
+
+
+def test_the_first_is_the_default_and_is_logged_once(said, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")
+    backends = norms()
+    assert backends.chosen().__name__ == "vllm.overlay.kernels.norms.torch_impl"
+    assert backends.chosen() is backends.chosen()
+    assert said == [("info", "norms: back end torch (of torch, reference)")]
+
+
+def test_the_environment_forces_one(said, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "reference")
+    assert norms().chosen().__name__ == "vllm.overlay.kernels.norms.reference"
+    assert said == [("info", f"norms: back end reference (asked for by {VARIABLE})")]
+
+
+def test_an_unknown_name_is_refused_with_the_choices(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "csrc")
+    with pytest.raises(ValueError, match=f"{VARIABLE}=csrc: .*no back end 'csrc'; the choices are torch, reference"):
+        norms().chosen()
+
+
+@pytest.fixture
+def broken_native(monkeypatch):
+    """A first choice that says that it cannot run here."""
+    native = types.ModuleType("vllm.overlay.kernels.norms.native")
+    native.unavailable = lambda: "no compiler"
+    monkeypatch.setitem(importlib.sys.modules, native.__name__, native)
+    return backend.Backends("norms", (("native", "native"), ("torch", "torch_impl")))
+
+
+def test_a_default_that_cannot_run_is_a_loud_line_and_the_next_is_taken(broken_native, said, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert broken_native.chosen().__name__.endswith("torch_impl")
+    assert said == [("warning", "norms: back end native cannot run here: no compiler"),
+                    ("info", "norms: back end torch (of native, torch)")]
+
+
+def test_one_that_was_asked_for_and_cannot_run_is_an_error(broken_native, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "native")
+    with pytest.raises(RuntimeError, match="cannot run here: no compiler; the choices are native, torch"):
+        broken_native.chosen()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_back_ends_of_an_operator_have_the_same_functions_and_parameters(op):
+    backends = importlib.import_module(f"vllm.overlay.kernels.{op}").backends
+    assert backends.op == op and backends.names[-1] == "reference"
+    reference = backends.load("reference")
+    functions = {name: list(inspect.signature(value).parameters) for name, value in vars(reference).items()
+                 if inspect.isfunction(value) and value.__module__ == reference.__name__ and not name.startswith("_")}
+    assert functions
+    for name in backends.names:
+        module = backends.load(name)
+        for function, parameters in functions.items():
+            assert list(inspect.signature(getattr(module, function)).parameters) == parameters, (name, function)
