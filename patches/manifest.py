@@ -191,7 +191,56 @@ WORKER: tuple[Overlay, ...] = (
 )
 
 # model_executor/**, transformers_utils/**, overlay/kernels/, overlay/model/, overlay/selftest.py
-MODEL: tuple[Overlay, ...] = ()
+MODEL: tuple[Overlay, ...] = (
+    Overlay(
+        id="hybrid-model-configuration",
+        kind="addition",
+        target="transformers_utils/configs/qwen3_5.py",
+        reason="transformers 4.51 and 4.55 do not know the Qwen3.5 model types, and stock asks for torch_dtype and "
+               "layers_block_type, which the published files do not have.",
+        upstream="https://github.com/huggingface/transformers (qwen3_5, qwen3_5_moe: transformers 5 only)",
+        remove_when="the pins' transformers has qwen3_5_moe and stock counts KV by its layer_types",
+        requires=(),
+        test="tests/models/test_config.py",
+    ),
+    Overlay(
+        id="hybrid-model-substance",
+        kind="addition",
+        target="overlay/model/",
+        reason="Registration without a child process, a checkpoint loader that names what does not fit, the model's "
+               "sampling defaults.",
+        upstream="Not for upstream: current vLLM has its own forms of each.",
+        remove_when="hybrid-text-model is removed",
+        requires=("overlay-package", "hybrid-model-configuration"),
+        test="tests/models/test_checkpoint.py",
+    ),
+    Overlay(
+        id="hybrid-text-model",
+        kind="addition",
+        target="model_executor/models/qwen3_5.py",
+        symbols=("attention/layer.py:Attention.forward",
+                 "model_executor/layers/linear.py:MergedColumnParallelLinear.weight_loader",
+                 "model_executor/layers/linear.py:QKVParallelLinear.weight_loader",
+                 "model_executor/layers/linear.py:RowParallelLinear.weight_loader"),
+        reason="Stock has no Gated DeltaNet model.",
+        upstream="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/qwen3_5.py (for vLLM V1 only)",
+        remove_when="the pin is a vLLM with qwen3_5.py",
+        requires=("hybrid-model-substance", "recurrent-state-in-scheduler-owned-slots"),
+        test="tests/models/test_parity.py",
+    ),
+    Overlay(
+        id="hybrid-models-registered",
+        kind="edit",
+        target="model_executor/models/__init__.py",
+        symbols=("model_executor/models/registry.py:_LazyRegisteredModel", "model_executor/models/registry.py:_ModelInfo",
+                 "model_executor/models/registry.py:_LazyRegisteredModel.inspect_model_cls"),
+        reason="Stock's table of architectures is closed; plugins are no way in, because their failures are swallowed.",
+        upstream="Not for upstream: there the model stands in the table.",
+        remove_when="hybrid-text-model is removed",
+        requires=("hybrid-text-model",),
+        test="tests/models/test_registration.py",
+    ),
+)
 
 # entrypoints/**, overlay/serving/
 SERVING: tuple[Overlay, ...] = (
