@@ -1,0 +1,118 @@
+"""The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, and the slots of recurrent state."""
+from typing import Any, List, Optional, Set, Tuple
+
+from vllm.core import scheduler_stock as _stock
+from vllm.overlay.hybrid.slots import SlotTable
+from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager, depends_on_tokens_only
+from vllm.sequence import Sequence, SequenceGroup, SequenceGroupMetadata, SequenceStatus
+from vllm.utils import Device
+
+
+class Scheduler(_stock.Scheduler):
+    """See docs/engine.md for how a step flows. Groups have one sequence each (`vllm.overlay.engine.fanout` sees to it)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Swapping needs room that nobody reserves, and recurrent state cannot be swapped; stock ends the engine over it.
+        self.user_specified_preemption_mode = "recompute"
+        num_slots = getattr(self.cache_config, "num_state_slots", 0)
+        self.slots: Optional[SlotTable] = SlotTable(num_slots) if num_slots else None
+        self._preempted = False
+        # Tokens of admitted prompts, and how many of them were found in the prefix cache.
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def _manager(self) -> Optional[ComputedBlockManager]:
+        return self.block_manager if isinstance(self.block_manager, ComputedBlockManager) else None
+
+    def schedule(self) -> Tuple[List[SequenceGroupMetadata], _stock.SchedulerOutputs, bool]:
+        self.step_succeeded()
+        self._preempted = False
+        metadata, outputs, allow_async = super().schedule()
+        if self.slots is not None:
+            for group in metadata:
+                (seq_id, ) = group.seq_data
+                group.state_orders = self.slots.orders(seq_id)
+        return metadata, outputs, allow_async
+
+    def step_succeeded(self) -> None:
+        """Tells the block manager that the last scheduled step was computed. Called before its sequences can be freed."""
+        if self._manager is not None:
+            self._manager.step_succeeded()
+
+    def step_failed(self) -> None:
+        """Tells the block manager that the last scheduled step was not computed. Its groups must be aborted."""
+        if self._manager is not None:
+            self._manager.step_failed()
+
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
+        """Share of prompt tokens that were not computed again; -1 without prefix caching. Stock counts blocks not yet computed."""
+        if not self.cache_config.enable_prefix_caching or device != Device.GPU:
+            return super().get_prefix_cache_hit_rate(device)
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
+    def free_seq(self, seq: Sequence) -> None:
+        """Called at finish, abort and preemption alike."""
+        if self.slots is not None:
+            self.slots.free(seq.seq_id)
+        super().free_seq(seq)
+
+    def _get_num_new_tokens(self, seq_group: SequenceGroup, status: SequenceStatus, enable_chunking: bool,
+                            budget: _stock.SchedulingBudget) -> int:
+        """Tokens to compute next, after what the prefix cache holds and within the budget.
+
+        Stock rounds pieces to whole blocks where prefix caching is on: with a budget of one block, one decoding sequence then stops
+        every prompt. Pieces of any length are fine here, because blocks are entered when they are full and computed.
+        """
+        if self.scheduler_config.is_multi_step:
+            return super()._get_num_new_tokens(seq_group, status, enable_chunking, budget)
+        seqs = seq_group.get_seqs(status=status)
+        if status == SequenceStatus.WAITING:
+            (seq, ) = seqs
+            if seq.get_len() > self._get_prompt_limit(seq_group):
+                return seq.get_len()    # Uncut, so that the caller sees that it is too long.
+            if enable_chunking and self.slots is not None and not self.slots.num_free:
+                return 0
+            self._start_from_prefix(seq_group, seq, enable_chunking)
+        num_new_tokens = sum(seq.get_num_new_tokens() for seq in seqs)
+        assert num_new_tokens > 0
+        if enable_chunking and len(seqs) == 1:
+            return min(num_new_tokens, budget.remaining_token_budget())
+        return num_new_tokens
+
+    def _start_from_prefix(self, seq_group: SequenceGroup, seq: Sequence, enable_chunking: bool) -> None:
+        """Sets how many tokens of a waiting sequence need no computing. Asked anew until it is admitted: the cache moves on."""
+        seq.reset_state_for_recompute()
+        params = seq_group.sampling_params
+        if (enable_chunking and self.cache_config.enable_prefix_caching and self._manager is not None and params is not None
+                and params.prompt_logprobs is None and depends_on_tokens_only(seq_group)):
+            cached = len(self._manager.cached_prefix_blocks(seq)) * self.cache_config.block_size
+            if cached:
+                seq.data.update_num_computed_tokens(cached)
+
+    def _allocate_and_set_running(self, seq_group: SequenceGroup) -> None:
+        (seq, ) = seq_group.get_seqs(status=SequenceStatus.WAITING)
+        cached = seq.data.get_num_computed_tokens()
+        super()._allocate_and_set_running(seq_group)
+        if self.slots is not None:
+            self.slots.allocate(seq.seq_id)
+        if seq_group.num_cached_tokens is None:
+            seq_group.num_cached_tokens = cached
+            self.prefix_queries += seq.get_len()
+            self.prefix_hits += cached
+
+    def _preempt(self, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
+        self._preempted = True
+        return super()._preempt(*args, **kwargs)
+
+    def _schedule_prefills(self, budget: _stock.SchedulingBudget, curr_loras: Optional[Set[int]],
+                           enable_chunking: bool = False) -> _stock.SchedulerPrefillOutputs:
+        """Admits nobody in a step that preempted: the newcomer would overtake, and take the room of, who has just lost it."""
+        if self._preempted and enable_chunking:
+            return _stock.SchedulerPrefillOutputs.create_empty()
+        return super()._schedule_prefills(budget, curr_loras, enable_chunking)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)

@@ -1,0 +1,24 @@
+"""Engine arguments with the defaults of `vllm.overlay.engine.defaults`."""
+from typing import Any
+
+from vllm.config import ModelConfig
+from vllm.engine import arg_utils_stock as _stock
+from vllm.overlay.engine import defaults
+
+
+class EngineArgs(_stock.EngineArgs):
+    """Stock's arguments."""
+
+    def create_model_config(self) -> ModelConfig:
+        """Called by `create_engine_config` before it reads the other arguments, which depend on the model."""
+        model_config = super().create_model_config()
+        defaults.apply(self, model_config)
+        return model_config
+
+
+class AsyncEngineArgs(_stock.AsyncEngineArgs, EngineArgs):
+    """Stock's arguments of a server."""
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)

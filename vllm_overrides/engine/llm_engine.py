@@ -1,0 +1,84 @@
+"""The engine: stock's, with recurrent state planned, several samples as several requests, and a failed step survived."""
+from typing import Any, Callable, Iterable, List, Optional, Union
+
+from vllm.engine import llm_engine_stock as _stock
+from vllm.outputs import EmbeddingRequestOutput, RequestOutput
+from vllm.overlay.engine.fanout import FanOut, FanOuts
+from vllm.overlay.engine.step_failure import StepFailed, abandon_step, can_go_on
+from vllm.overlay.hybrid.plan import plan_slots
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.sequence import SequenceGroup
+
+
+class LLMEngine(_stock.LLMEngine):
+    """See docs/engine.md. `on_step_failure`, if set, is told of a failed step's requests; otherwise `step` raises `StepFailed`."""
+
+    on_step_failure: Optional[Callable[[StepFailed], None]] = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.fanouts = FanOuts()
+        plan_slots(kwargs["model_config"], kwargs["cache_config"], kwargs["scheduler_config"], kwargs["parallel_config"])
+        super().__init__(*args, **kwargs)
+
+    def _add_processed_request(self, request_id: str, processed_inputs: Any, params: Union[SamplingParams, PoolingParams],
+                               *args: Any, **kwargs: Any) -> None:
+        if not isinstance(params, SamplingParams) or params.n == 1:
+            super()._add_processed_request(request_id, processed_inputs, params, *args, **kwargs)
+            return
+        add = super()._add_processed_request
+        fanout = FanOut(request_id, params, self.scheduler_config.max_num_seqs)
+        fanout.give = lambda child_id: add(child_id, processed_inputs, fanout.params(child_id), *args, **kwargs)
+        self.fanouts.add(fanout)
+        try:
+            self.fanouts.admit()
+        except Exception:
+            self.abort_request(request_id)
+            raise
+
+    def _create_sequence_group_with_sampling(self, request_id: str, *args: Any, **kwargs: Any) -> SequenceGroup:
+        group = super()._create_sequence_group_with_sampling(request_id, *args, **kwargs)
+        group.fanout = self.fanouts.of_child(request_id)
+        return group
+
+    def abort_request(self, request_id: Union[str, Iterable[str]]) -> None:
+        """Aborts requests, with all their samples. Unknown ids are ignored."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        super().abort_request(ids + [child for one in ids for child in self.fanouts.drop(one)])
+
+    def _process_model_outputs(self, ctx: _stock.SchedulerContext, request_id: Optional[str] = None) -> None:
+        # Before anything of the step can finish and give its blocks away.
+        for scheduler in self.scheduler:
+            scheduler.step_succeeded()
+        super()._process_model_outputs(ctx, request_id)
+        self.fanouts.admit()
+
+    def step(self) -> List[Union[RequestOutput, EmbeddingRequestOutput]]:
+        """Stock's step.
+
+        Raises:
+            StepFailed: the step raised, its requests are gone and the engine can go on; not if `on_step_failure` is set.
+        """
+        self._before_step(0)
+        try:
+            return super().step()
+        except Exception as error:
+            self._survive(0, error)
+            return []
+
+    def _before_step(self, virtual_engine: int) -> None:
+        if not self.scheduler_config.is_multi_step:
+            # So that a failure tells whether this step had been scheduled.
+            self.scheduler_contexts[virtual_engine].scheduler_outputs = None
+
+    def _survive(self, virtual_engine: int, error: Exception) -> None:
+        if not can_go_on(self, virtual_engine):
+            raise error
+        failure = abandon_step(self, virtual_engine, error)
+        if self.on_step_failure is None:
+            raise failure from error
+        self.on_step_failure(failure)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)

@@ -1,0 +1,45 @@
+"""A step that raises fails the requests that were in it; the engine goes on with the others."""
+from typing import Any, List, Sequence
+
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+
+class StepFailed(RuntimeError):
+    """Raised, or reported to each of `request_ids`, when a step that they were part of raised."""
+
+    def __init__(self, message: str, request_ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.request_ids: List[str] = list(request_ids)
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.request_ids)
+
+
+def can_go_on(engine: Any, virtual_engine: int) -> bool:
+    """Returns whether it can be told who was in the step that raised, and whether the workers are still where the engine thinks.
+
+    Ranks that exchange tensors may be left waiting for each other, so only a single rank goes on. What a scheduler leaves behind when
+    it raises itself is unknown.
+    """
+    return (engine.parallel_config.world_size == 1 and not engine.scheduler_config.is_multi_step
+            and engine.speculative_config is None
+            and engine.scheduler_contexts[virtual_engine].scheduler_outputs is not None)
+
+
+def abandon_step(engine: Any, virtual_engine: int, error: Exception) -> StepFailed:
+    """Takes everything that was in the failed step out of the engine and returns the error for those requests."""
+    context = engine.scheduler_contexts[virtual_engine]
+    scheduler = engine.scheduler[virtual_engine]
+    outputs = context.scheduler_outputs
+    groups = [scheduled.seq_group for scheduled in outputs.scheduled_seq_groups] + list(outputs.ignored_seq_groups)
+    failed = list(dict.fromkeys(engine.fanouts.parent_id(group.request_id) for group in groups))
+    logger.error("A step failed, and with it requests %s", ", ".join(failed), exc_info=error)
+    scheduler.step_failed()
+    engine.abort_request([group.request_id for group in groups] + failed)
+    scheduler.free_finished_seq_groups()
+    context.output_queue.clear()
+    context.request_outputs.clear()
+    context.scheduler_outputs = None
+    return StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}", failed)

@@ -1,0 +1,20 @@
+"""Sampling parameters: several greedy samples are allowed, as the API allows them; they are served as requests of one sample."""
+from typing import Any
+
+from vllm import sampling_params_stock as _stock
+from vllm.overlay.rebind import rebind
+
+
+class SamplingParams(_stock.SamplingParams):
+    """Stock's parameters."""
+
+    def _verify_greedy_sampling(self) -> None:
+        """Stock refuses n > 1 at temperature 0, because its n sequences would be drawn from one group."""
+
+
+# `SamplingParams.from_optional` is stock's and names the class.
+rebind(_stock, "SamplingParams", SamplingParams)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)
