@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from patches.engine import pins, readme, receipt
@@ -18,16 +18,23 @@ from patches.engine.states import State
 from patches.engine.transaction import change, locked, undo_interrupted
 from patches.engine.verify import hash_differences
 
-REFUSED = 2
+DONE, REFUSED = 0, 2
+TREE_COMMANDS = ("plan", "apply", "verify", "revert", "status")
+REPOSITORY_COMMANDS = ("readme", "repin")
+DEFAULT = "apply-and-verify"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs one command; the exit status. plan and status: 0 clean, 1 drift, 2 refused. The others: 0 done, 2 refused or failed."""
+def main(arguments: Sequence[str], layout: Layout | None = None, pins_file: Path = pins.PINS_FILE) -> int:
+    """Runs one command; the exit status. plan and status: 0 clean, 1 drift, 2 refused. The others: 0 done, 2 refused or failed.
+
+    layout and pins_file: this repository's, unless a test brings its own.
+    """
     options = _parser().parse_args(arguments)
+    layout = layout or Layout.of_repository()
     try:
-        if options.command in _REPOSITORY_COMMANDS:
-            return _REPOSITORY_COMMANDS[options.command](options)
-        return _TREE_COMMANDS[options.command](find_tree(options.root))
+        if options.command in REPOSITORY_COMMANDS:
+            return _on_repository(options, layout, pins_file)
+        return _on_tree(options.command, _Commands(find_tree(options.root), layout, pins_file))
     except Refused as no:
         for reason in no.reasons:
             _complain(reason)
@@ -37,95 +44,93 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="patch_ops.sh", description=__doc__)
+    parser = argparse.ArgumentParser(prog="patch_ops.sh", description="Lays the overlay over the installed vLLM.")
     parser.add_argument("--root", metavar="DIR", help="the vllm folder, instead of the one that the interpreter would import")
-    commands = [*_TREE_COMMANDS, *_REPOSITORY_COMMANDS]
-    parser.add_argument("command", nargs="?", choices=commands, default="apply-and-verify")
+    commands = (*TREE_COMMANDS, *REPOSITORY_COMMANDS, DEFAULT)
+    parser.add_argument("command", nargs="?", choices=commands, default=DEFAULT)
     parser.add_argument("file", nargs="?", type=Path, help="repin: the table of symbols of the stock trees (JSON)")
     return parser
 
 
-def _plan(root: Path) -> int:
-    with locked(root):
-        _undo(root)
-        plan = plan_apply(Layout.of_repository(), pins.load(), root)
-    _print_states(plan)
-    _print_changes(plan)
-    return plan.exit_code
-
-
-def _status(root: Path) -> int:
-    with locked(root):
-        _undo(root)
-        plan = plan_apply(Layout.of_repository(), pins.load(), root)
-    _print_states(plan)
-    if plan.refusals:
-        print("apply would be refused")
-    elif plan.changes and all(finding.state in (State.STOCK, State.DRIFT) for finding in plan.findings) and not plan.leaving:
-        print("nothing is applied")
-    elif plan.changes:
-        print(f"not up to date: apply would change {len(plan.changes)} files")
-    else:
-        print("applied and up to date")
-    return plan.exit_code
-
-
-def _apply(root: Path) -> int:
-    layout = Layout.of_repository()
-    with locked(root):
-        _undo(root)
-        plan = plan_apply(layout, pins.load(), root)
-        _warn(plan)
-        if plan.refusals:
-            raise Refused(*plan.refusals, f"nothing in {root} was touched")
-        if plan.changes:
-            change(root, plan.changes, "apply")
-    digest = receipt.manifest_hash(layout)
-    print(f"applied: {len(plan.changes)} changes, {len(layout.overlays)} overlays, pin {plan.pin}, manifest {digest[:12]}, {root}")
-    return 0
-
-
-def _verify(root: Path) -> int:
-    layout = Layout.of_repository()
-    differences, pin = hash_differences(layout, pins.load(), root)
-    differences += marker_differences(root, layout.overrides, layout.overlays)
-    if differences:
-        for difference in differences:
-            print(f"not verified: {difference}", file=sys.stderr)
-        return REFUSED
-    print(f"verified: hashes and markers of {len(layout.pieces)} files, pin {pin}")
-    return 0
-
-
-def _revert(root: Path) -> int:
-    with locked(root):
-        _undo(root)
-        changes = plan_revert(root)
-        if changes:
-            change(root, changes, "revert")
-    print(f"reverted: {len(changes)} changes, {root} is stock")
-    folder = (root / RECEIPT).parent
-    if folder.is_dir():
-        print(f"warning: {folder} still holds files that are not ours, among them {next(folder.iterdir()).name}")
-    return 0
-
-
-def _apply_and_verify(root: Path) -> int:
-    return _apply(root) or _verify(root)
-
-
-def _readme(_: argparse.Namespace) -> int:
-    readme.rewrite(Layout.of_repository().overlays)
-    return 0
-
-
-def _repin(options: argparse.Namespace) -> int:
+def _on_repository(options: argparse.Namespace, layout: Layout, pins_file: Path) -> int:
+    if options.command == "readme":
+        readme.rewrite(layout.overlays)
+        return DONE
     if options.file is None:
         raise Refused("repin needs the table of symbols: bash patch_ops.sh repin STOCK_SYMBOLS.json")
-    found = pins.cut(options.file, Layout.of_repository().overlays)
-    pins.dump(found)
+    found = pins.cut(options.file, layout.overlays)
+    pins.dump(found, pins_file)
     print(f"{len(found.stock)} stock files pinned")
-    return 0
+    return DONE
+
+
+def _on_tree(command: str, commands: _Commands) -> int:
+    if command == DEFAULT:
+        return commands.apply() or commands.verify()
+    return getattr(commands, command)()
+
+
+class _Commands:
+    """What can be done to one tree; each returns the exit status."""
+
+    def __init__(self, root: Path, layout: Layout, pins_file: Path) -> None:
+        self._root = root
+        self._layout = layout
+        self._pins_file = pins_file
+
+    def plan(self) -> int:
+        plan = self._make_plan()
+        _print_states(plan)
+        for path, content in plan.changes.items():
+            print(f"would {'write' if content else 'remove'} {path}")
+        print(f"{len(plan.changes)} changes to make")
+        return plan.exit_code
+
+    def status(self) -> int:
+        plan = self._make_plan()
+        _print_states(plan)
+        print(_summary(plan))
+        return plan.exit_code
+
+    def apply(self) -> int:
+        with locked(self._root):
+            _undo(self._root)
+            plan = plan_apply(self._layout, pins.load(self._pins_file), self._root)
+            _warn(plan)
+            if plan.refusals:
+                raise Refused(*plan.refusals, f"nothing in {self._root} was touched")
+            if plan.changes:
+                change(self._root, plan.changes, "apply")
+        manifest = f"{len(self._layout.overlays)} overlays, pin {plan.pin}, manifest {receipt.manifest_hash(self._layout)[:12]}"
+        print(f"applied: {len(plan.changes)} changes, {manifest}, {self._root}")
+        return DONE
+
+    def verify(self) -> int:
+        differences, pin = hash_differences(self._layout, pins.load(self._pins_file), self._root)
+        differences += marker_differences(self._root, self._layout.overrides, self._layout.overlays)
+        for difference in differences:
+            print(f"not verified: {difference}", file=sys.stderr)
+        if differences:
+            return REFUSED
+        print(f"verified: hashes and markers of {len(self._layout.pieces)} files, pin {pin}")
+        return DONE
+
+    def revert(self) -> int:
+        with locked(self._root):
+            _undo(self._root)
+            changes = plan_revert(self._root)
+            if changes:
+                change(self._root, changes, "revert")
+        print(f"reverted: {len(changes)} changes, {self._root} is stock")
+        left = sorted(path.name for path in (self._root / RECEIPT).parent.glob("*"))
+        if left:
+            print(f"warning: {(self._root / RECEIPT).parent} holds files that are not ours: {', '.join(left)}")
+        return DONE
+
+    def _make_plan(self) -> Plan:
+        with locked(self._root):
+            _undo(self._root)
+            return plan_apply(self._layout, pins.load(self._pins_file), self._root)
 
 
 def _undo(root: Path) -> None:
@@ -148,10 +153,14 @@ def _print_states(plan: Plan) -> None:
         _complain(refusal)
 
 
-def _print_changes(plan: Plan) -> None:
-    for path, content in plan.changes.items():
-        print(f"would {'write' if content else 'remove'} {path}")
-    print(f"{len(plan.changes)} changes to make")
+def _summary(plan: Plan) -> str:
+    if plan.refusals:
+        return "apply would be refused"
+    if not plan.changes:
+        return "applied and up to date"
+    if not plan.leaving and all(finding.state in (State.STOCK, State.DRIFT) for finding in plan.findings):
+        return "nothing is applied"
+    return f"not up to date: apply would change {len(plan.changes)} files"
 
 
 def _warn(plan: Plan) -> None:
@@ -161,9 +170,3 @@ def _warn(plan: Plan) -> None:
 
 def _complain(reason: str) -> None:
     print(f"refused: {reason}", file=sys.stderr)
-
-
-_TREE_COMMANDS: dict[str, Callable[[Path], int]] = {
-    "plan": _plan, "apply": _apply, "verify": _verify, "revert": _revert, "status": _status, "apply-and-verify": _apply_and_verify,
-}  # fmt: skip
-_REPOSITORY_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"readme": _readme, "repin": _repin}

@@ -34,7 +34,7 @@ def parse_diff(text: str, name: str) -> list[Hunk]:
     """The hunks of a diff of one file. name: for messages. Raises Refused when the diff is broken or changes several files."""
     hunks: list[Hunk] = []
     left = [0, 0]  # lines of the old and of the new file that the current hunk still owes
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         sign = line[:1] or " "  # editors strip the blank of an empty context line
         if left != [0, 0]:
             if sign == "\\":

@@ -1,0 +1,153 @@
+"""What the engine will not touch: one clear line, exit status 2, and the tree as it was."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from patches.engine.locate import find_tree
+from patches.engine.transaction import locked
+from tests.helpers.overlay_world import EDIT, REPOSITORY, STOCK, World, copy_tree, differences, row, snapshot
+
+UNKNOWN = "install a supported vLLM"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        ("core/scheduler.py", STOCK["core/scheduler.py"].replace('"stock"', '"other"'), "FOREIGN: core/scheduler.py Scheduler.schedule is ["),
+        ("core/scheduler.py", "class Scheduler:\n    pass\n", "FOREIGN: core/scheduler.py has no Scheduler.schedule"),
+        ("core/scheduler.py", STOCK["core/scheduler.py"].replace("Scheduler:", "Scheduler(dict):"), "Scheduler is [class dict], stock has [class ]"),
+        ("core/scheduler.py", "not python", "FOREIGN: core/scheduler.py has no Scheduler"),
+        ("core/scheduler_stock.py", "x = 1\n", "FOREIGN: core/scheduler_stock.py exists and is not ours: move it away"),
+        ("overlay/__init__.py", "x = 1\n", "FOREIGN: a file that is not ours lies where ours belongs"),
+        ("config.py", STOCK["config.py"].replace("return LIMIT", "return 7"), "overlay/kernels/README.md: FOREIGN: config.py Config.limit is ["),
+    ],
+)  # fmt: skip
+def test_foreign_file(world: World, path: str, text: str, message: str) -> None:
+    world.stock(path, text)
+    for command in ("plan", "status", "apply"):
+        printed = world.refused(command)
+        assert message in printed, f"{command} printed:\n{printed}"
+    assert f"nothing in {world.tree} was touched" in printed
+
+
+def test_foreign_shows_both_digests(world: World) -> None:
+    world.stock("core/scheduler.py", STOCK["core/scheduler.py"].replace('"stock"', '"other"'))
+    line = next(line for line in world.refused().splitlines() if "FOREIGN" in line)
+    stock = world.stock_table()["core/scheduler.py"]["pin-a"]["symbols"]["Scheduler.schedule"]["digest"]
+    assert f"stock has [{stock}]" in line
+    assert UNKNOWN in line
+
+
+def test_missing_stock_file(world: World) -> None:
+    (world.tree / "sampler.py").unlink()
+    printed = world.refused()
+    assert "sampler.py: MISSING: sampler.py, where the row's symbol sample stands, does not exist: install vLLM 0.6.3" in printed
+
+
+def test_original_lost(world: World) -> None:
+    world.must("apply")
+    (world.tree / "sampler_stock.py").unlink()
+    assert "sampler.py: MISSING: sampler.py, where" in world.refused()
+    assert "sampler_stock.py, the stock file that sampler.py replaced, is gone: install vLLM" in world.refused("revert")
+    assert "not verified: sampler_stock.py is in the receipt and does not exist" in world.refused("verify")
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_target_is_no_plain_file(world: World, kind: str) -> None:
+    target = world.tree / "sampler.py"
+    if kind == "link":
+        target.rename(world.tree / "elsewhere.py")
+        target.symlink_to("elsewhere.py")
+    else:
+        target.unlink()
+        target.mkdir()
+    assert "sampler.py: FOREIGN: " in world.refused()
+
+
+def test_addition_whose_target_stock_has(world: World) -> None:
+    world.must("apply")
+    rows = tuple(r for r in world.layout.overlays if r.id != "fast-sampler")
+    world.set_rows((*rows, row("fast-sampler", "addition", "sampler.py")))
+    assert "sampler.py: FOREIGN: stock has a file of that name, so the row is no addition" in world.refused()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("         return LIMIT\n", "         return LIMITS\n", "config.py.patch hunk 1 (line 4, 'class Config:' and following) fits nowhere"),
+        ("@@ -4,7 +4,7 @@", "@@ -4,9 +4,7 @@", "config.py.patch is cut off"),
+        ("@@ -4,7 +4,7 @@", "@@ -4,3 +4,7 @@", "config.py.patch line 7 does not fit its hunk's line counts"),
+        ("@@", "", "config.py.patch is no unified diff"),
+    ],
+)  # fmt: skip
+def test_edit_that_does_not_fit(world: World, old: str, new: str, message: str) -> None:
+    text = EDIT.replace("-        return LIMIT", "-        return LIMITS") if "LIMITS" in new else EDIT.replace(old, new)
+    (world.layout.edits / "config.py.patch").write_text(text)
+    assert message in world.refused()
+
+
+def test_two_trees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = copy_tree(world.tree, world.repository / "other" / "vllm").parent
+    monkeypatch.setattr(sys, "path", [str(world.tree.parent), str(other)])
+    with pytest.raises(Exception, match=f"two different vllm trees on the search path, {world.tree} and {other / 'vllm'}: .* --root"):
+        find_tree()
+    assert find_tree(str(other / "vllm")) == other / "vllm"
+
+
+def test_links_to_one_tree_are_one_tree(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vendor image has its packages under two names."""
+    link = world.repository / "link"
+    link.symlink_to(world.tree.parent)
+    monkeypatch.setattr(sys, "path", [str(link), str(world.tree.parent), "", "/nowhere"])
+    assert find_tree() == world.tree
+
+
+def test_no_tree(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(world.repository)])
+    with pytest.raises(Exception, match="no vllm on the search path of .*PYTHON="):
+        find_tree()
+    with pytest.raises(Exception, match="is no vllm package"):
+        find_tree(str(world.repository))
+
+
+def test_readonly_folder(world: World) -> None:
+    """Another user's tree. Root could write it all the same, so its override is dropped in the child."""
+    before = snapshot(world.tree)
+    folder = world.tree / "core"
+    folder.chmod(0o555)
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from pathlib import Path\n"
+        "from patches.engine.errors import Refused\n"
+        "from patches.engine.files import Content\n"
+        "from patches.engine.transaction import change\n"
+        f"try: change(Path({str(world.tree)!r}), {{'engine.py': Content(b''), 'core/scheduler.py': Content(b'')}}, 'apply')\n"
+        "except Refused as no: print(no)\n"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, preexec_fn=_obey_permissions)
+    finally:
+        folder.chmod(0o755)
+    assert done.stdout == f"no permission to write in {folder}: run as its owner, or make it writable\n", done.stderr
+    assert differences(before, snapshot(world.tree)) == []
+
+
+def test_two_at_a_time(world: World) -> None:
+    with locked(world.tree):
+        assert f"another patch_ops.sh is working on {world.tree}: wait for it" in world.refused()
+    world.must("apply")
+
+
+def _obey_permissions() -> None:
+    if os.geteuid() == 0:
+        drop, override, read_search = 24, 1, 2  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        library = ctypes.CDLL(None, use_errno=True)
+        for capability in (override, read_search):
+            if library.prctl(drop, capability, 0, 0, 0):
+                raise OSError(ctypes.get_errno(), "prctl")
