@@ -82,7 +82,7 @@ def answer_text(message: Message) -> str:
     """What follows the thought: the text and the calls."""
     text = split_thought(message)[1]
     calls = "\n".join(call_text(call) for call in message.get("tool_calls") or [])
-    return text + ("\n\n" if text.strip() and calls else "") + calls
+    return text + ("\n\n" if text and calls else "") + calls
 
 
 def split_thought(message: Message) -> tuple[str, str]:

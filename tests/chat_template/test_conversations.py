@@ -130,7 +130,8 @@ def test_a_tool_result_sent_as_user_text_is_no_question():
     messages = [user("q"), {"role": "assistant", "content": "a", "reasoning_content": "t"},
                 user("<tool_response>\nr\n</tool_response>")]
     assert "<think>\nt\n</think>\n\na" in render(messages)
-    assert "<think>" not in render([*messages, user("next")])
+    for question in ("next", "<tool_response>\nonly opened", "only closed\n</tool_response>"):
+        assert "<think>" not in render([*messages, user(question)]), question
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])

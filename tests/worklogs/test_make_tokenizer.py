@@ -140,7 +140,8 @@ def test_every_token_decodes_between_two_neighbours_as_the_package_does(fast, pa
 
 @pytest.mark.long
 @pytest.mark.parametrize(("before", "after"), [
-    ("", ""), ("a", "b"), (" ", " "), ("1", "2"), ("\n", "\n"), (".", "."), ("中", "中"), ("e\u0301", "\u0301"), ("'", "s"),
+    ("", ""), ("a", "b"), (" ", " "), ("1", "2"), ("\n", "\n"), (".", "."), ("中", "中"), ("e\u0301", "\u0301"),
+    ("'", "s"),
 ])
 def test_every_token_between_fixed_neighbours(fast, package, source, before, after):
     texts = [before + middle + after for middle in map(completed, source.tokens) if middle is not None]
