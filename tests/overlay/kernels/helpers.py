@@ -92,11 +92,15 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        # Size of the last dimension of each operation's first tensor.
+        self.widths: list[tuple[str, int]] = []
         self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         self.names.append(str(func))
+        if args and isinstance(args[0], torch.Tensor) and args[0].dim():
+            self.widths.append((str(func), args[0].shape[-1]))
         # A view of the inputs allocates nothing.
         if isinstance(out, torch.Tensor) and not func.is_view:
             self.largest = max(self.largest, out.numel())

@@ -4,6 +4,7 @@ import inspect
 import types
 
 import pytest
+
 from vllm.overlay.kernels import backend
 
 OPS = ["gated_delta_rule", "causal_conv1d", "moe", "paged_attention", "norms", "rope", "sampling"]

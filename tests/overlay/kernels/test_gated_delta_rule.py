@@ -3,10 +3,18 @@ import random
 
 import pytest
 import torch
-from vllm.overlay.kernels import gated_delta_rule as op
 
-from tests.overlay.kernels.helpers import (DTYPES, assert_close, no_host_sync, poisoned, random_step, relative_error,
-                                           starts_of)
+from tests.overlay.kernels.helpers import (
+    DTYPES,
+    assert_close,
+    no_host_sync,
+    poisoned,
+    random_step,
+    recorded,
+    relative_error,
+    starts_of,
+)
+from vllm.overlay.kernels import gated_delta_rule as op
 
 SIZES = [0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 129]
 TOLERANCE = 5e-6
@@ -94,7 +102,6 @@ def test_a_capture_is_the_state_of_a_run_that_stops_there(first):
 
 def test_captures_cost_no_second_pass():
     """At an absolute multiple of 64 a capture adds copies only, whatever the piece's first position."""
-    from tests.overlay.kernels.helpers import recorded
     *parts, _ = tensors(3, 200, 1, 2, 16, 8)
     products = []
     for captures in ((), ((0, 27, 1), (0, 91, 2), (0, 155, 3))):
@@ -125,7 +132,8 @@ def float64_loop(q, k, v, g, beta, state):
     out = []
     for t in range(q.shape[0]):
         state = state * g[t].exp()[:, None, None]
-        state = state + torch.einsum("hk,hv->hkv", k[t], beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t])))
+        written = beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))
+        state = state + torch.einsum("hk,hv->hkv", k[t], written)
         out.append(torch.einsum("hkv,hk->hv", state, q[t]))
     return torch.stack(out).float(), state.float()
 
@@ -221,16 +229,16 @@ def test_gate(dtype):
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(num_prefills=2), "2 prefill rows of 1"),
-    (dict(num_prefills=0), "decode row 0 has 5 tokens"),
-    (dict(query_start_loc=[0, 4]), "for 5 tokens"),
-    (dict(query_start_loc=[0, 5, 5]), "3 entries for 1 rows"),
-    (dict(captures=((0, 6, 1), )), "capture after 6 tokens of row 0, whose piece has 5"),
-    (dict(captures=((1, 1, 1), )), "capture of row 1"),
-    (dict(context_lens=[1, 2]), "2 context lengths for 1 rows"),
-    (dict(recurrent=torch.zeros(2, 4, 8, 8, dtype=torch.bfloat16)), "the state is float32"),
-    (dict(g=torch.zeros(5, 3)), "gated_delta_rule: q"),
-    (dict(k=torch.zeros(5, 1, 8)), "gated_delta_rule: q"),
+    ({"num_prefills": 2}, "2 prefill rows of 1"),
+    ({"num_prefills": 0}, "decode row 0 has 5 tokens"),
+    ({"query_start_loc": [0, 4]}, "for 5 tokens"),
+    ({"query_start_loc": [0, 5, 5]}, "3 entries for 1 rows"),
+    ({"captures": ((0, 6, 1), )}, "capture after 6 tokens of row 0, whose piece has 5"),
+    ({"captures": ((1, 1, 1), )}, "capture of row 1"),
+    ({"context_lens": [1, 2]}, "2 context lengths for 1 rows"),
+    ({"recurrent": torch.zeros(2, 4, 8, 8, dtype=torch.bfloat16)}, "the state is float32"),
+    ({"g": torch.zeros(5, 3)}, "gated_delta_rule: q"),
+    ({"k": torch.zeros(5, 1, 8)}, "gated_delta_rule: q"),
 ])
 def test_what_does_not_fit_is_refused(change, message):
     q, k, v, g, beta, _ = tensors(0, 5, 2, 4, 8, 8)

@@ -1,0 +1,191 @@
+"""Paged attention against the query loop: prompts, pieces and decode rows, with poison wherever nothing may be read."""
+import random
+
+import pytest
+import torch
+
+from tests.overlay.kernels.helpers import (
+    DTYPES,
+    NAN,
+    ROUNDING,
+    assert_close,
+    no_host_sync,
+    recorded,
+    relative_error,
+    starts_of,
+)
+from vllm.overlay.kernels import paged_attention as op
+from vllm.overlay.kernels.paged_attention import torch_impl
+
+
+class Cache:
+    """Sequences in a cache of scattered blocks. Unused positions hold NaN, unused table entries garbage."""
+
+    def __init__(self, seed, seq_lens, kv_heads, size, block_size, dtype=torch.float32):
+        gen = torch.Generator().manual_seed(seed)
+        needed = [-(-length // block_size) for length in seq_lens]
+        order = torch.randperm(sum(needed) + 2, generator=gen).tolist()
+        self.keys = torch.full((len(order), block_size, kv_heads, size), NAN, dtype=dtype)
+        self.values = self.keys.clone()
+        self.tables = torch.full((len(seq_lens), max(needed, default=0) + 2), 10**9)
+        self.block_size = block_size
+        for row, length in enumerate(seq_lens):
+            for block in range(needed[row]):
+                self.tables[row, block] = order.pop()
+            keys, values = (torch.randn(length, kv_heads, size, generator=gen).to(dtype) for _ in range(2))
+            if length:
+                op.backends.load("reference").write_kv(keys, values, self.keys, self.values, self.slots(row, length))
+
+    def slots(self, row, length):
+        positions = torch.arange(length)
+        blocks = self.tables[row, positions // self.block_size]
+        return blocks * self.block_size + positions % self.block_size
+
+
+def run(q, cache, starts, seq_lens, backend="torch", scale=None):
+    scale = q.shape[2]**-0.5 if scale is None else scale
+    return op.backends.load(backend).paged_attention(q, cache.keys, cache.values, cache.tables, starts, seq_lens, scale)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_steps_equal_the_reference(seed, monkeypatch):
+    rng = random.Random(seed)
+    kv_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 5])
+    size, block_size, dtype = rng.choice([1, 8, 33, 256]), rng.choice([1, 3, 16]), DTYPES[seed % 3]
+    lengths = [rng.choice([0, 1, 1, 2, 3, 17]) for _ in range(rng.randint(1, 6))]
+    seq_lens = [length + rng.choice([0, 1, 15, 16, 40]) for length in lengths]
+    if seed % 2:
+        # Several tiles even at these lengths, one query at a time.
+        monkeypatch.setattr(torch_impl, "_TILE", 8)
+        monkeypatch.setattr(torch_impl, "_SCORES", 64)
+        monkeypatch.setattr(torch_impl, "_DECODE_ELEMENTS_CPU", 3 * block_size * kv_heads * size)
+    cache, starts = Cache(seed, seq_lens, kv_heads, size, block_size, dtype), starts_of(lengths)
+    gen = torch.Generator().manual_seed(seed)
+    q = torch.randn(starts[-1], kv_heads * group, size, generator=gen).to(dtype)
+    what = f"lengths {lengths} of {seq_lens}, heads {kv_heads}x{group}, size {size}, blocks of {block_size}, {dtype}"
+    assert_close(run(q, cache, starts, seq_lens), run(q, cache, starts, seq_lens, "reference"), ROUNDING[dtype], what)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prompt_gives_the_same_however_it_is_cut(seed, monkeypatch):
+    monkeypatch.setattr(torch_impl, "_TILE", 16)
+    rng = random.Random(seed)
+    total = 75
+    cache = Cache(seed, [total], 2, 16, 4)
+    q = torch.randn(total, 4, 16, generator=torch.Generator().manual_seed(seed))
+    whole = run(q, cache, [0, total], [total])
+    at, pieces, cuts = 0, [], []
+    while at < total:
+        length = min(rng.choice([1, 2, 3, 16, 30]), total - at)
+        pieces.append(run(q[at:at + length], cache, [0, length], [at + length]))
+        at += length
+        cuts.append(at)
+    assert_close(torch.cat(pieces), whole, 1e-6, f"cut at {cuts}")
+
+
+def test_a_row_gives_the_same_alone_and_in_a_batch():
+    lengths, seq_lens = [9, 1, 1, 20, 1], [30, 50, 7, 20, 1]
+    cache, starts = Cache(0, seq_lens, 2, 16, 4), starts_of(lengths)
+    q = torch.randn(starts[-1], 6, 16, generator=torch.Generator().manual_seed(0))
+    together = run(q, cache, starts, seq_lens)
+    for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        alone = op.backends.load("torch").paged_attention(q[start:end], cache.keys, cache.values,
+                                                          cache.tables[row:row + 1], [0, end - start],
+                                                          [seq_lens[row]], 16**-0.5)
+        assert_close(together[start:end], alone, 1e-6, f"row {row}")
+
+
+def test_scores_beyond_float16_are_fine():
+    """Queries and keys of size 300 at head size 256 give scores of 2e7 before scaling; float16 ends at 65504."""
+    cache = Cache(1, [40], 1, 256, 16, torch.float16)
+    cache.keys *= 100
+    q = (100 * torch.randn(8, 2, 256, generator=torch.Generator().manual_seed(1))).half()
+    got = run(q, cache, [0, 8], [40])
+    assert_close(got, run(q, cache, [0, 8], [40], "reference"), ROUNDING[torch.float16], "large scores")
+
+
+@pytest.mark.parametrize("queries, bound", [(1, torch_impl._DECODE_ELEMENTS_CPU), (40, torch_impl._SCORES)])
+def test_memory_does_not_grow_with_the_context(queries, bound):
+    """Neither the scores of all queries against the whole context nor a copy of its keys exists at once."""
+    context, heads, size = 30000, 16, 32
+    keys = torch.zeros(context // 16 + 3, 16, 2, size)
+    tables = torch.arange(keys.shape[0])[None]
+    q = torch.zeros(queries, heads, size)
+    with recorded() as recorder:
+        torch_impl.paged_attention(q, keys, keys, tables, [0, queries], [context + queries], 1.0)
+    untiled = max(context * 2 * size, queries * heads * context)
+    assert recorder.largest <= bound < untiled, (recorder.largest, bound, untiled)
+
+
+def test_decode_does_not_wait_for_the_device(monkeypatch):
+    seq_lens = [50, 7, 1, 33]
+    cache = Cache(2, seq_lens, 2, 16, 4)
+    q = torch.randn(4, 4, 16)
+    module = op.backends.load("torch")
+    slots = cache.slots(0, 4)
+    with no_host_sync(monkeypatch):
+        module.write_kv(q[:, :2], q[:, 2:], cache.keys, cache.values, slots)
+        module.paged_attention(q, cache.keys, cache.values, cache.tables, [0, 1, 2, 3, 4], seq_lens, 0.25)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_stores_what_it_got_and_nothing_else(dtype):
+    gen = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(7, 3, 5, generator=gen).to(dtype) for _ in range(2))
+    caches = [torch.full((4, 3, 3, 5), NAN, dtype=dtype) for _ in range(2)]
+    slots = torch.tensor([11, 0, 5, 4, 7, 1, 9])
+    op.write_kv(k, v, *caches, slots)
+    for cache, stored in zip(caches, (k, v), strict=True):
+        flat = cache.view(12, 3, 5)
+        assert torch.equal(flat[slots], stored)
+        assert flat[[2, 3, 6, 8, 10]].isnan().all()
+
+
+@pytest.mark.parametrize("slot", [-1, 12])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_write_refuses_a_slot_outside_the_cache(slot, backend):
+    cache = torch.zeros(4, 3, 1, 2)
+    with pytest.raises(IndexError):
+        op.backends.load(backend).write_kv(torch.ones(1, 1, 2), torch.ones(1, 1, 2), cache, cache.clone(),
+                                           torch.tensor([slot]))
+    assert not cache.any()
+
+
+@pytest.mark.parametrize("fault", ["future seen", "scale missing", "heads swapped"])
+def test_the_comparison_notices(fault):
+    cache = Cache(3, [20], 2, 16, 4)
+    q = torch.randn(20, 4, 16, generator=torch.Generator().manual_seed(3))
+    want = run(q, cache, [0, 20], [20], "reference")
+    if fault == "future seen":
+        got = torch.cat([run(q[t:t + 1], cache, [0, 1], [min(t + 2, 20)]) for t in range(20)])
+    elif fault == "scale missing":
+        got = run(q, cache, [0, 20], [20], scale=1.0)
+    else:
+        got = run(q.flip(1), cache, [0, 20], [20])
+    assert relative_error(got, want) > 0.01
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"seq_lens": [3]}, "row 0 has 4 queries in a sequence of 3"),
+    ({"seq_lens": [13]}, "row 0 has 13 positions and a table of 3 blocks of 4"),
+    ({"query_start_loc": [0, 3]}, "paged_attention: 4 tokens"),
+    ({"seq_lens": [4, 4]}, "paged_attention: 4 tokens"),
+    ({"q": torch.zeros(4, 3, 8)}, "paged_attention: q"),
+    ({"q": torch.zeros(4, 2, 6)}, "paged_attention: q"),
+])
+def test_what_does_not_fit_is_refused(change, message):
+    cache = torch.zeros(5, 4, 2, 8)
+    arguments = {"q": torch.zeros(4, 2, 8), "key_cache": cache, "value_cache": cache,
+                 "block_tables": torch.zeros(1, 3, dtype=torch.int64), "query_start_loc": [0, 4], "seq_lens": [4],
+                 "scale": 1.0, **change}
+    with pytest.raises(ValueError, match=message):
+        op.paged_attention(**arguments)
+    with pytest.raises(ValueError, match="write_kv: k"):
+        op.write_kv(torch.zeros(4, 1, 8), torch.zeros(4, 1, 8), cache, cache, torch.arange(4))
+
+
+def test_the_public_function_runs_the_default_back_end():
+    cache = Cache(4, [9, 5], 1, 8, 4)
+    q = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(4))
+    got = op.paged_attention(q, cache.keys, cache.values, cache.tables.int(), [0, 2, 3], [9, 5], 0.3)
+    assert_close(got, run(q, cache, [0, 2, 3], [9, 5], "reference", 0.3), 1e-6, "out")
