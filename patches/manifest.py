@@ -388,6 +388,40 @@ MODEL: tuple[Overlay, ...] = (
         requires=("hybrid-text-model",),
         test="tests/models/test_registration.py",
     ),
+    Overlay(
+        id="operators-of-hybrid-models",
+        kind="addition",
+        target="overlay/kernels/",
+        reason="Stock has no gated delta rule, no convolution that shifts its tail on a piece of one token, no Gemma norm with a "
+               "gate, and its experts, attention and M-RoPE do not run on every device of ours; every operator has a reference.",
+        upstream="Not for upstream: current vLLM has these as Triton and CUDA kernels, which neither pin can run.",
+        remove_when="the pin's own operators serve the model on the card and on the CPU",
+        requires=("overlay-package",),
+        test="tests/overlay/kernels/test_gated_delta_rule.py",
+    ),
+    Overlay(
+        id="self-test-of-the-operators",
+        kind="addition",
+        target="overlay/selftest.py",
+        reason="A card can compute wrongly while its monitor looks fine: every back end is compared with its reference on the "
+               "machine at hand.",
+        upstream="Not for upstream: it tests this project's operators.",
+        remove_when="operators-of-hybrid-models is removed",
+        requires=("operators-of-hybrid-models",),
+        test="tests/overlay/kernels/test_selftest.py",
+    ),
+    Overlay(
+        id="sampling-without-sorting-the-vocabulary",
+        kind="extension",
+        target="model_executor/layers/sampler.py",
+        symbols=("_apply_top_k_top_p", "_apply_min_p", "Sampler.forward"),
+        reason="Stock sorts all 248,320 logits of every row for top_k 20 (26 ms a row on one core against 1.2 ms), and its "
+               "unstable sort drops other tokens among equal logits in another batch.",
+        upstream="https://github.com/vllm-project/vllm (V1 has its own sampler; 0.6.3's is gone)",
+        remove_when="the pin's sampler selects candidates where top-k is small",
+        requires=("operators-of-hybrid-models", "rebind-one-stock-name-once"),
+        test="tests/overlay/kernels/test_sampler_extension.py",
+    ),
 )
 
 # entrypoints/**, overlay/serving/
