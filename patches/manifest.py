@@ -415,9 +415,9 @@ MODEL: tuple[Overlay, ...] = (
         kind="extension",
         target="model_executor/layers/sampler.py",
         symbols=("_apply_top_k_top_p", "_apply_min_p", "Sampler.forward"),
-        reason="Stock sorts all 248,320 logits of every row for top_k 20 (26 ms a row on one core against 1.2 ms), and its "
-               "unstable sort drops other tokens among equal logits in another batch.",
-        upstream="https://github.com/vllm-project/vllm (V1 has its own sampler; 0.6.3's is gone)",
+        reason="Stock sorts all 248,320 logits of every row for top_k 20: 26 ms a row on one core against 1.2 ms. And which of "
+               "several equal logits top-p drops is left to an unstable sort.",
+        upstream="https://github.com/vllm-project/vllm (0.6.3's sampler is gone there; V1's selects by topk where only top-k is set)",
         remove_when="the pin's sampler selects candidates where top-k is small",
         requires=("operators-of-hybrid-models", "rebind-one-stock-name-once"),
         test="tests/overlay/kernels/test_sampler_extension.py",
