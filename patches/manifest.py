@@ -5,6 +5,7 @@ engine. The source of a row (``vllm_overrides/<target>`` or ``patches/edits/<tar
 files end with are derived, so neither is ever typed. ``patches/README.md`` says how to add a row.
 """
 
+# ruff: noqa: E501  (a cell of the table is one sentence on one line)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -82,7 +82,8 @@ class WindowDetokeniser:
         if token in self._skipped or not 0 <= token < len(self._tokenizer):
             return ""
         self._window.append(token)
-        before = self._decode(self._window[:self._given])
+        # What the prompt left unfinished is finished by the answer.
+        before = self._decode(self._window[:self._given]).rstrip(_BROKEN)
         now = self._decode(self._window)
         if len(now) <= len(before) or now.endswith(_BROKEN):
             return ""

@@ -67,9 +67,9 @@ class OutputParser:
             events += self._close_block(self._block)
         if self._blanks and self._state == _THOUGHT and self._thought_begun:
             events.append(Thought(self._blanks))
-        elif self._blanks and self._state == _CONTENT and not self.calls:
-            if self._content_begun or not self._behind_thought:
-                events.append(Content(self._blanks))
+        elif self._blanks and self._state == _CONTENT and not self._behind_call and (
+                self._content_begun or not self._behind_thought):
+            events.append(Content(self._blanks))
         self._state = _SEALED
         return merged(events)
 
@@ -111,9 +111,10 @@ class OutputParser:
         return []
 
     def _thought_text(self, text: str) -> list[Event]:
+        text = self._blanks + text
         if not self._thought_begun:
             text = text.lstrip("\n")
-        text, self._blanks = _split_blanks(self._blanks + text)
+        text, self._blanks = _split_blanks(text)
         if not text:
             return []
         self._thought_begun = True

@@ -1,0 +1,224 @@
+"""POST /v1/chat/completions over a scripted engine: what clients read, streamed and whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.helpers.fake_engine import FakeEngine, client, comparable, gathered, ids, post, stream, tokenizer
+
+THOUGHT = "Let me think about it. 北京 🎉"
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "hours": {"type": "array"}}}}}]
+CALL = ("<tool_call>\n<function=get_weather>\n<parameter=city>\n北京 \"x\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "<parameter=hours>\n[1, {\"a\": null}]\n</parameter>\n</function>\n</tool_call>")
+ARGUMENTS = '{"city": "北京 \\"x\\"", "days": 3, "hours": [1, {"a": null}]}'
+
+# name: (answer, request, message, finish_reason). The prompt opens a thought unless the request switches it off.
+CASES = {
+    "thought and answer": (f"{THOUGHT}\n</think>\n\nIt is 4.", {}, {"reasoning_content": THOUGHT, "content": "It is 4."}, "stop"),
+    "cut in the thought": (f"{THOUGHT}\n</think>\n\nIt is 4.", {"max_tokens": 5},
+                           {"reasoning_content": tokenizer().decode(ids(THOUGHT)[:5]).rstrip()}, "length"),
+    "one token": ("Let me think", {"max_tokens": 1}, {"reasoning_content": "L"}, "length"),
+    "thinking off": ("It is 4.", {"enable_thinking": False}, {"content": "It is 4."}, "stop"),
+    "a call": (f"I need it.\n</think>\n\n{CALL}", {"tools": TOOLS},
+               {"reasoning_content": "I need it.", "tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "words and calls": (f"Looking.\n\n{CALL}\n{CALL}", {"tools": TOOLS, "thinking": False},
+                        {"content": "Looking.", "tool_calls": [("function", "get_weather", ARGUMENTS)] * 2}, "tool_calls"),
+    "one call at a time": (f"{CALL}\n{CALL}", {"tools": TOOLS, "thinking": False, "parallel_tool_calls": False},
+                           {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "tool_choice none": ("No call.", {"tools": TOOLS, "tool_choice": "none", "thinking": False}, {"content": "No call."}, "stop"),
+    "required": (f"get_weather>\n{CALL.split('>', 2)[2].lstrip()}", {"tools": TOOLS, "tool_choice": "required"},
+                 {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "named": (CALL.split(">", 2)[2].lstrip(), {"tools": TOOLS, "tool_choice": {"type": "function", "function": {
+        "name": "get_weather"}}}, {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "stop string": ("1 2 3 15 16", {"stop": ["15"], "thinking": False}, {"content": "1 2 3 "}, "stop"),
+    "stop string kept": ("1 2 15 16", {"stop": "15", "include_stop_str_in_output": True, "thinking": False},
+                         {"content": "1 2 15"}, "stop"),
+    "stop string inside arguments": (CALL, {"stop": ["days", "北京"], "tools": TOOLS, "thinking": False},
+                                     {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "a control token as stop string": ("Hm.\n</think>\n\nNo.", {"stop": ["</think>"]}, {"reasoning_content": "Hm.\n"}, "stop"),
+    "emoji and CJK": ("Emoji: 🎉🚀✨🇨🇳 中文测试：你好世界 こんにちは", {"thinking": False},
+                      {"content": "Emoji: 🎉🚀✨🇨🇳 中文测试：你好世界 こんにちは"}, "stop"),
+    "cut inside a character": ("a🎉", {"thinking": False, "max_tokens": 2}, {"content": "a"}, "length"),
+    "nothing": ("", {"thinking": False}, {"content": ""}, "stop"),
+}
+
+
+@pytest.mark.parametrize("together", [1, 3, 1000])
+@pytest.mark.parametrize("case", CASES)
+def test_streamed_and_whole(case, together):
+    """Whatever the answer and however many tokens come in one step: both modes say the same, and say what they must."""
+    answer, request, message, finish = CASES[case]
+    http = client(FakeEngine(answer, together=together))
+    whole = post(http, **request)
+    expected = {"message": {"role": "assistant", "content": "", "tool_calls": [], **message}, "finish_reason": finish}
+    assert comparable(whole["choices"][0]) == expected
+    chunks = stream(http, stream_options={"include_usage": True}, **request)
+    assert comparable(gathered(chunks)) == expected
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+def test_shape_of_a_whole_answer():
+    body = post(client(FakeEngine("Hm.\n</think>\n\nYes.")))
+    choice = body["choices"][0]
+    assert body["object"] == "chat.completion" and body["model"] == "llm" and body["id"].startswith("chatcmpl-")
+    assert choice == {"index": 0, "message": {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+                      "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    prompt = len(ids("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"))
+    generated = len(ids("Hm.\n</think>\n\nYes.")) + 1
+    assert body["usage"] == {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
+                             "completion_tokens_details": {"reasoning_tokens": len(ids("Hm.\n</think>"))}}
+
+
+def test_shape_of_a_stream():
+    chunks = stream(client(FakeEngine("12", prefill=3)), thinking=False)
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""}, {"content": "1"}, {"content": "2"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_usage_while_it_streams():
+    chunks = stream(client(FakeEngine("123")), thinking=False,
+                    stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 4, 4, 4]
+
+
+def test_tool_call_deltas_are_progressive():
+    chunks = stream(client(FakeEngine(CALL)), tools=TOOLS, thinking=False)
+    calls = [part for chunk in chunks for part in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert calls[0]["function"] == {"name": "get_weather", "arguments": ""} and calls[0]["id"].startswith("call_")
+    assert len(calls) > 6, f"the arguments came in {len(calls) - 1} pieces"
+    assert calls[1]["function"]["arguments"].startswith('{"city": "'), calls[1]
+
+
+def test_several_choices():
+    http = client(FakeEngine("One.", "Two, two."))
+    whole = post(http, n=2, thinking=False, temperature=0)
+    assert [choice["message"]["content"] for choice in whole["choices"]] == ["One.", "Two, two."]
+    assert whole["usage"]["completion_tokens"] == len(ids("One.")) + len(ids("Two, two.")) + 2
+    assert whole["usage"]["prompt_tokens"] == post(http, thinking=False)["usage"]["prompt_tokens"]
+    chunks = stream(http, n=2, thinking=False)
+    assert [gathered(chunks, i)["message"]["content"] for i in range(2)] == ["One.", "Two, two."]
+
+
+def test_logprobs():
+    """One entry per generated token, in both modes; impossible tokens are -9999, not infinity."""
+    http = client(FakeEngine("Hm.</think>é!"))
+    whole = post(http, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    tokens = [*ids("Hm.</think>é!"), ids("<|im_end|>")[0]]
+    assert len(whole) == len(tokens)
+    assert b"".join(bytes(entry["bytes"]) for entry in whole).decode() == "Hm.</think>é!<|im_end|>"
+    assert all(entry["logprob"] == -0.5 and len(entry["top_logprobs"]) == 2 for entry in whole), whole
+    assert [entry["logprob"] for entry in whole[0]["top_logprobs"]] == [-0.5, -1.0]
+    streamed = [entry for chunk in stream(http, logprobs=True, top_logprobs=2)
+                for choice in chunk["choices"] for entry in (choice["logprobs"] or {"content": []})["content"]]
+    assert streamed == whole
+    bare = post(http, logprobs=True)["choices"][0]["logprobs"]["content"]
+    assert [entry["top_logprobs"] for entry in bare] == [[]] * len(tokens)
+
+
+def test_cached_tokens_only_where_the_engine_reports_them():
+    class Caching(FakeEngine):
+        async def generate(self, *args, **kwargs):
+            async for output in super().generate(*args, **kwargs):
+                output.num_cached_tokens = 7
+                yield output
+
+    assert "prompt_tokens_details" not in post(client(FakeEngine()))["usage"]
+    assert post(client(Caching()))["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+    last = stream(client(Caching()), stream_options={"include_usage": True})[-1]
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+
+
+@pytest.mark.parametrize(("request_fields", "defaults", "expected"), [
+    ({}, {}, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}),
+    ({}, {"temperature": 0.7, "top_p": 0.95, "top_k": 20}, {"temperature": 0.7, "top_p": 0.95, "top_k": 20}),
+    ({"temperature": 0.2, "top_k": 0}, {"temperature": 0.7, "top_p": 0.95, "top_k": 20},
+     {"temperature": 0.2, "top_p": 0.95, "top_k": -1}),
+    ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.95}, {"temperature": 0.0}),
+    ({"top_p": 0}, {}, {"temperature": 1.0, "top_p": 1.0, "top_k": 1}),
+    ({"temperature": 0, "n": 3}, {}, {"temperature": 0.0, "n": 3}),
+    ({"min_tokens": 5, "ignore_eos": True, "max_tokens": 5}, {}, {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True}),
+    ({"seed": 42, "logit_bias": {"5": -100}, "min_p": 0.1}, {}, {"seed": 42, "logit_bias": {5: -100.0}, "min_p": 0.1}),
+    ({"stop": ["x"]}, {}, {"stop": [], "detokenize": False}),
+])
+def test_what_the_engine_is_asked(request_fields, defaults, expected):
+    engine = FakeEngine()
+    post(client(engine, sampling_defaults=defaults), **request_fields)
+    params = engine.requests[0][1]
+    assert {name: getattr(params, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("messages", "fields", "prompt"), [
+    ([{"role": "user", "content": "hi"}], {}, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"),
+    ([{"role": "user", "content": "hi"}], {"chat_template_kwargs": {"enable_thinking": False}},
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+    ([{"role": "developer", "content": "d"}, {"role": "user", "content": [{"type": "text", "text": "a\ud83c"}, {
+        "type": "text", "text": "b"}]}], {"thinking": False},
+     "<|im_start|>system\nd<|im_end|>\n<|im_start|>user\na\ufffdb<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+    ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}], {"continue_final_message": True},
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nI am"),
+])
+def test_prompts(messages, fields, prompt):
+    engine = FakeEngine("x")
+    http = client(engine)
+    response = http.post("/v1/chat/completions", content=json.dumps({"model": "llm", "messages": messages, **fields}))
+    assert response.status_code == 200, response.text
+    assert tokenizer().decode(engine.requests[0][0]) == prompt
+
+
+def test_arguments_as_text_and_as_object_render_the_same():
+    prompts = []
+    for arguments in ('{"city": "X", "days": [1]}', {"city": "X", "days": [1]}):
+        engine = FakeEngine("x")
+        post(client(engine), tools=TOOLS, messages=[
+            {"role": "user", "content": "w"},
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "c", "index": 0, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "ok"}])
+        prompts.append(engine.requests[0][0])
+    assert prompts[0] == prompts[1]
+    assert "<parameter=city>\nX\n</parameter>" in tokenizer().decode(prompts[0])
+
+
+def test_an_answer_that_is_continued():
+    """The thought is over, so the answer is content; with echo the message that it continues is shown with it."""
+    http = client(FakeEngine(" a model."))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}]
+    request = {"messages": messages, "continue_final_message": True}
+    assert post(http, **request)["choices"][0]["message"]["content"] == " a model."
+    assert post(http, **request, echo=True)["choices"][0]["message"]["content"] == "I am a model."
+    assert gathered(stream(http, **request, echo=True))["message"]["content"] == "I am a model."
+
+
+def test_the_other_name_of_the_reasoning_field():
+    http = client(FakeEngine("Hm.\n</think>\n\nYes."), reasoning_field="reasoning")
+    assert post(http)["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
+    assert gathered(stream(http))["message"]["reasoning"] == "Hm."
+
+
+def test_without_parsers_everything_is_content():
+    http = client(FakeEngine("Hm.\n</think>\n\nYes."), reasoning_parser=None, tool_call_parser=None)
+    assert post(http)["choices"][0]["message"]["content"] == "Hm.\n</think>\n\nYes."
+
+
+def test_a_prompt_that_fits_with_a_limit_that_does_not():
+    """What fits is served."""
+    engine = FakeEngine("word " * 200)
+    body = post(client(engine, max_model_len=64), thinking=False, max_tokens=64)
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["total_tokens"] == 64
+    silent = post(client(engine, max_model_len=64), thinking=False)
+    assert silent["usage"] == body["usage"]
+
+
+def test_names_of_the_model():
+    http = client(FakeEngine())
+    assert post(http, model="alias")["model"] == "alias"
+    response = http.post("/v1/chat/completions", json={"model": "other", "messages": [{"role": "user", "content": "x"}]})
+    assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found", response.text

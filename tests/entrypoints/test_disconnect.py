@@ -1,0 +1,124 @@
+"""A client that leaves: its request is closed in the engine at once, at any stage, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from tests.helpers.fake_engine import USER, FakeEngine, application
+
+# Longest time from the client's leaving to the engine's hearing of it, in seconds.
+AT_ONCE = 0.2
+
+
+class Connection:
+    """One HTTP request to the application by ASGI, whose client can leave."""
+
+    def __init__(self, app, path: str, body: dict) -> None:
+        self._body = json.dumps(body).encode()
+        self._sent_body = False
+        self._left = asyncio.Event()
+        self.messages: list[dict] = []
+        self.received = asyncio.Event()
+        scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+                 "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "scheme": "http",
+                 "headers": [(b"content-type", b"application/json")], "client": ("c", 1), "server": ("s", 80)}
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict:
+        if not self._sent_body:
+            self._sent_body = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict) -> None:
+        self.messages.append(message)
+        if message.get("body"):
+            self.received.set()
+
+    async def leave(self) -> None:
+        self._left.set()
+        await asyncio.wait_for(self.task, 5)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stage", ["waiting", "prefill", "decoding"])
+async def test_leaving(path, stream, stage):
+    """waiting: the engine has not answered at all; prefill: outputs without tokens; decoding: in the middle of the answer."""
+    engine = FakeEngine("word " * 500, delay=60 if stage == "waiting" else 0.02, prefill=1000 if stage == "prefill" else 0)
+    body = {"model": "llm", "messages": USER, "prompt": "hi", "stream": stream, "max_tokens": 400, "n": 2}
+    connection = Connection(application(engine), path, body)
+    await asyncio.wait_for(engine.running.wait(), 5)
+    if stage == "decoding":
+        while engine.generated < 5:
+            await asyncio.sleep(0.01)
+    generated, left = engine.generated, time.monotonic()
+    await connection.leave()
+    assert time.monotonic() - left < AT_ONCE, "the server went on"
+    assert engine.aborted == [engine.requests[0][2]], "the engine was not told"
+    await asyncio.sleep(0.1)
+    assert engine.generated <= generated + 2, "tokens were generated for nobody"
+
+
+async def test_a_client_that_stays_gets_its_answer_and_nothing_is_aborted():
+    engine = FakeEngine("Hello there, you.", delay=0.01)
+    connection = Connection(application(engine), "/v1/chat/completions",
+                            {"model": "llm", "messages": USER, "stream": True, "thinking": False})
+    await asyncio.wait_for(connection.task, 10)
+    text = b"".join(message.get("body", b"") for message in connection.messages).decode()
+    assert text.endswith("data: [DONE]\n\n") and not engine.aborted
+
+
+async def test_each_event_is_sent_by_itself_when_it_happens():
+    """Not gathered: the first token is on its way before the second one exists."""
+    engine = FakeEngine("1 2 3 4 5 6", delay=0.05)
+    connection = Connection(application(engine), "/v1/chat/completions",
+                            {"model": "llm", "messages": USER, "stream": True, "thinking": False})
+    await asyncio.wait_for(connection.received.wait(), 5)
+    assert engine.generated < 4, "the answer was held back"
+    await asyncio.wait_for(connection.task, 10)
+    bodies = [message["body"] for message in connection.messages if message.get("body")]
+    assert all(body.count(b"data: ") == 1 for body in bodies), bodies
+
+
+async def test_a_stop_string_ends_the_work():
+    """The engine knows no stop strings: the request is closed when one has come, and one choice does not end the others."""
+    engine = FakeEngine("a b STOP " + "c " * 200, delay=0.001)
+    connection = Connection(application(engine), "/v1/completions",
+                            {"model": "llm", "prompt": "x", "stop": "STOP", "max_tokens": 300})
+    await asyncio.wait_for(connection.task, 10)
+    assert json.loads(connection.messages[-1]["body"])["choices"][0]["text"] == "a b "
+    assert engine.aborted and engine.generated < 20, engine.generated
+
+
+async def test_other_requests_go_on():
+    engine = FakeEngine("word " * 50, delay=0.002)
+    app = application(engine)
+    body = {"model": "llm", "messages": USER, "thinking": False}
+    staying = [Connection(app, "/v1/chat/completions", body) for _ in range(5)]
+    leaving = [Connection(app, "/v1/chat/completions", {**body, "stream": True}) for _ in range(5)]
+    await asyncio.wait_for(leaving[-1].received.wait(), 5)
+    for connection in leaving:
+        await connection.leave()
+    for connection in staying:
+        await asyncio.wait_for(connection.task, 20)
+        assert json.loads(connection.messages[-1]["body"])["choices"][0]["message"]["content"] == "word " * 50
+    assert len(engine.aborted) == 5
+
+
+async def test_the_event_loop_stays_free_while_a_long_prompt_is_rendered():
+    """A prompt of half a million characters takes a second to tokenise; the server goes on answering meanwhile."""
+    engine = FakeEngine("x")
+    app = application(engine, max_model_len=2_000_000)
+    long = Connection(app, "/v1/chat/completions", {"model": "llm", "messages": [{"role": "user", "content": "wörd 北京 " * 60_000}]})
+    longest, last = 0.0, time.monotonic()
+    while not long.task.done():
+        await asyncio.sleep(0.005)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    assert json.loads(long.messages[-1]["body"])["usage"]["prompt_tokens"] > 300_000
+    assert longest < 0.5, f"the event loop stood still for {longest:.2f} s"

@@ -1,0 +1,83 @@
+"""The small endpoints, and the openai package as a client."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from tests.helpers.fake_engine import USER, FakeEngine, client
+
+from vllm.version import __version__
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
+CALL = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_models():
+    http = client(FakeEngine(), max_model_len=262144)
+    body = http.get("/v1/models").json()
+    assert [(model["id"], model["max_model_len"], model["object"]) for model in body["data"]] == [
+        ("llm", 262144, "model"), ("alias", 262144, "model")]
+    assert http.get("/v1/models/alias").json() == body["data"][1]
+    assert http.get("/v1/models/other").status_code == 404
+
+
+def test_version():
+    response = client(FakeEngine()).get("/version")
+    assert response.json() == {"version": __version__} and response.headers["content-type"] == "application/json"
+
+
+def test_health():
+    engine = FakeEngine()
+    assert client(engine).get("/health").status_code == 200
+    engine.healthy = RuntimeError("its loop has ended")
+    response = client(engine).get("/health")
+    assert response.status_code == 503 and "its loop has ended" in response.json()["error"]["message"]
+
+
+def test_metrics():
+    response = client(FakeEngine()).get("/metrics")
+    assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
+
+
+def openai_client(engine: FakeEngine, **changes) -> openai.OpenAI:
+    return openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client(engine, **changes), max_retries=0)
+
+
+def test_openai_package_chat():
+    api = openai_client(FakeEngine("Hm.\n</think>\n\nYes."))
+    answer = api.chat.completions.create(model="llm", messages=USER)
+    assert answer.choices[0].message.content == "Yes."
+    assert answer.choices[0].message.reasoning_content == "Hm."
+    chunks = list(api.chat.completions.create(model="llm", messages=USER, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Yes."
+    assert chunks[-1].usage == answer.usage
+    assert [model.id for model in api.models.list()] == ["llm", "alias"]
+
+
+def test_openai_package_tools():
+    api = openai_client(FakeEngine(CALL))
+    request = {"model": "llm", "messages": USER, "tools": TOOLS, "extra_body": {"enable_thinking": False}}
+    call = api.chat.completions.create(**request).choices[0].message.tool_calls[0]
+    assert (call.function.name, call.function.arguments, call.type) == ("f", '{"a": 1}', "function")
+    with api.chat.completions.stream(**request) as events:
+        final = events.get_final_completion()
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert final.choices[0].message.tool_calls[0].function.arguments == '{"a": 1}'
+
+
+def test_openai_package_completions():
+    api = openai_client(FakeEngine("b c"))
+    assert api.completions.create(model="llm", prompt="a").choices[0].text == "b c"
+    assert "".join(chunk.choices[0].text for chunk in api.completions.create(model="llm", prompt="a", stream=True)) == "b c"
+
+
+def test_openai_package_errors():
+    api = openai_client(FakeEngine("x"), max_model_len=64)
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(model="llm", messages=[{"role": "user", "content": "word " * 100}])
+    assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+    with pytest.raises(openai.NotFoundError):
+        api.chat.completions.create(model="other", messages=USER)
+    failing = openai_client(FakeEngine("abc", error=RuntimeError("x"), error_after=1))
+    with pytest.raises(openai.APIError, match="failed on request"):
+        list(failing.chat.completions.create(model="llm", messages=USER, stream=True))
