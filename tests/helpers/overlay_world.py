@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -19,37 +20,87 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 STOCK = {
     "__init__.py": '"""A vllm."""\nfrom vllm import engine\n',
-    "config.py": "LIMIT = 1\n\n\nclass Config:\n\n    def limit(self):\n        return LIMIT\n\n    def other(self):\n        return 0\n",
+    "config.py": dedent(
+        """\
+        LIMIT = 1
+
+
+        class Config:
+
+            def limit(self):
+                return LIMIT
+
+            def other(self):
+                return 0
+        """
+    ),
     "core/__init__.py": "",
-    "core/scheduler.py": 'class Scheduler:\n\n    def schedule(self):\n        return "stock"\n\n    def order(self):\n        return helper()\n\n\ndef helper():\n    return "stock helper"\n',
-    "engine.py": "from vllm.core.scheduler import Scheduler\n\n\ndef start():\n    return Scheduler().schedule()\n",
+    "core/scheduler.py": dedent(
+        """\
+        class Scheduler:
+
+            def schedule(self):
+                return "stock"
+
+            def order(self):
+                return helper()
+
+
+        def helper():
+            return "stock helper"
+        """
+    ),
+    "engine.py": dedent(
+        """\
+        from vllm.core.scheduler import Scheduler
+
+
+        def start():
+            return Scheduler().schedule()
+        """
+    ),
     "sampler.py": "def sample():\n    return 'slow'\n",
     "data.json": "{}\n",
-}  # fmt: skip
+}
 SOURCES = {
     "overlay/__init__.py": '"""Ours."""\n',
     "overlay/kernels/__init__.py": "NAME = 'kernels'",
     "overlay/kernels/csrc/kernel.cpp": "int one() { return 1; }\n",
     "overlay/kernels/README.md": "# Kernels\n",
-    "core/scheduler.py": 'from vllm.core import scheduler_stock as _stock\n\n\nclass Scheduler(_stock.Scheduler):\n    def schedule(self):\n        return "ours"\n\n\ndef __getattr__(name):\n    return getattr(_stock, name)\n',
+    "core/scheduler.py": dedent(
+        """\
+        from vllm.core import scheduler_stock as _stock
+
+
+        class Scheduler(_stock.Scheduler):
+            def schedule(self):
+                return "ours"
+
+
+        def __getattr__(name):
+            return getattr(_stock, name)
+        """
+    ),
     "sampler.py": "def sample():\n    return 'fast'\n",
-}  # fmt: skip
+}
 EDIT = """\
 --- a/config.py
 +++ b/config.py
 @@ -4,7 +4,7 @@
  class Config:
- 
+
      def limit(self):
 -        return LIMIT
 +        return LIMIT + 1  # ours
- 
+
      def other(self):
          return 0
-"""  # fmt: skip
+"""
 
 
-def row(overlay_id: str, kind: str, target: str, symbols: tuple[str, ...] = (), requires: tuple[str, ...] = ()) -> Overlay:
+def row(
+    overlay_id: str, kind: str, target: str, symbols: tuple[str, ...] = (), requires: tuple[str, ...] = ()
+) -> Overlay:
     """A row with its texts filled in."""
     texts = dict.fromkeys(("reason", "upstream", "remove_when", "test"), "a text")
     return Overlay(id=overlay_id, kind=kind, target=target, symbols=symbols, requires=requires, **texts)
@@ -66,7 +117,7 @@ ROWS = (
 
 @dataclass
 class World:
-    """tree: the vllm folder. repository: overrides and edits. pins are the tree as it was when they were last made, twice."""
+    """tree: the vllm folder. repository: overrides and edits. The pins are made of STOCK, never of the tree."""
 
     tree: Path
     repository: Path
@@ -150,7 +201,9 @@ def symbol_entry(text: str) -> dict:
     """One file of a table of symbols."""
     digests = digest_source(text.encode())
     symbols = {
-        name: {"bases": [base for base in value[6:].split(", ") if base]} if value.startswith("class ") else {"digest": value}
+        name: {"bases": [base for base in value[6:].split(", ") if base]}
+        if value.startswith("class ")
+        else {"digest": value}
         for name, value in digests.symbols.items()
     }
     return {"digest": digests.whole, "symbols": symbols}
@@ -163,7 +216,7 @@ def write(path: Path, text: str) -> None:
 
 
 def snapshot(tree: Path) -> dict[str, tuple]:
-    """Everything below tree: folders, and of each file mode, time and hash. What Python compiled is listed by name only."""
+    """Everything below tree: folders, and of each file mode, time and hash; of what Python compiled, the name."""
     found: dict[str, tuple] = {}
     for path in sorted(tree.rglob("*")):
         status = path.lstat()
