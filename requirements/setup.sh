@@ -69,40 +69,19 @@ make_venv() { # ENVIRONMENT
 stock_wheel() { # prints the path of the compiled wheel; builds it once
     local python=$root/.venv/bin/python key dir
     grep -qw avx2 /proc/cpuinfo || die "stock vLLM 0.6.3 for CPU needs a processor with AVX2"
-    key=$("$python" -c 'import sys, torch; print("cp%d%d-torch%s" % (*sys.version_info[:2], torch.__version__))')-$(digest "$here/setup.sh" "$here/stock.txt")
+    key=$("$python" -c 'import sys, torch; print("cp%d%d-torch%s" % (*sys.version_info[:2], torch.__version__))')-$(digest "$here/build_stock.sh" "$here/stock.txt")
     dir=$cache/$key
     if ! ls "$dir"/vllm-*.whl >/dev/null 2>&1; then
         need_packages "$python"
-        local work; work=$(mktemp -d)
-        say "downloading vLLM's source package"
-        # Its setup.py runs to name itself, and chooses its target by this variable.
-        PATH=$root/.venv/bin:$PATH VLLM_TARGET_DEVICE=cpu "$python" -m pip download --quiet --no-deps --no-build-isolation --require-hashes \
-            --no-binary vllm -d "$work" -r "$here/stock.txt" >&2 || die "the source package of vLLM 0.6.3 could not be downloaded"
-        tar -C "$work" -xf "$work"/vllm-0.6.3.tar.gz
-        # is_cpu() looks for "cpu" in the distribution's version, which PyPI's source package has fixed to v0.6.3; released wheels
-        # carry a _version.py, the source package does not.
-        sed -i 's/^    return "v0.6.3"$/    return "0.6.3+cpu"/' "$work/vllm-0.6.3/setup.py"
-        grep -q 'return "0.6.3+cpu"' "$work/vllm-0.6.3/setup.py" || die "vLLM's setup.py is not the one we know"
-        printf '__version__ = "0.6.3+cpu"\n__version_tuple__ = (0, 6, 3, "cpu")\n' > "$work/vllm-0.6.3/vllm/_version.py"
         say "compiling stock vLLM 0.6.3 for CPU (about 3 minutes on 2 cores)"
-        local beat=$BASHPID
-        ( while sleep 20; do kill -0 "$beat" 2>/dev/null || exit; say "  compiling ..." >&2; done ) & local ticker=$!
-        # Without AVX-512 the quantisation file, the only user of libdnnl, is left out.
-        if ! ( cd "$work/vllm-0.6.3" && PATH=$root/.venv/bin:$PATH VLLM_TARGET_DEVICE=cpu VLLM_CPU_DISABLE_AVX512=true MAX_JOBS=$(nproc) \
-            "$python" -m pip wheel --no-deps --no-build-isolation -w "$work/wheel" . ) > "$work/build.log" 2>&1; then
-            kill "$ticker"; tail -30 "$work/build.log" >&2; die "compiling stock vLLM failed; the whole log: $work/build.log"
-        fi
-        kill "$ticker"
-        mkdir -p "$dir"
-        mv "$work"/wheel/vllm-*.whl "$dir/"
-        rm -rf "$work"
+        PATH=$root/.venv/bin:$PATH bash "$here/build_stock.sh" "$dir" || die "stock vLLM could not be built"
     fi
     ls "$dir"/vllm-*.whl
 }
 
 install_stock() {
     local stamp=$root/.venv/.stamp-stock key wheel
-    key=$(digest "$here/setup.sh" "$here/stock.txt" "$here/serve.txt")
+    key=$(digest "$here/build_stock.sh" "$here/stock.txt" "$here/serve.txt")
     is_done "$stamp" "$key" && return
     wheel=$(stock_wheel)
     say ".venv: installing $(basename "$wheel")"
