@@ -238,6 +238,40 @@ CORE: tuple[Overlay, ...] = (
         requires=("engine-substance",),
         test="tests/engine/test_defaults.py",
     ),
+    Overlay(
+        id="float16-on-the-cpu",
+        kind="extension",
+        target="model_executor/custom_op.py",
+        symbols=("CustomOp", "CustomOp.forward_cpu", "CustomOp.forward_native"),
+        reason="Stock's compiled operators for the CPU refuse float16, and stock casts it to bfloat16 instead.",
+        upstream="Later releases of vLLM compile them for float16 too.",
+        remove_when="the pin's CPU build has rms_norm for Half",
+        requires=("overlay-package",),
+        test="tests/worker/test_one_code_path.py::test_half_precision_is_what_was_asked_for",
+    ),
+    Overlay(
+        id="penalties-beside-prompt-logprobs",
+        kind="extension",
+        target="model_executor/sampling_metadata.py",
+        symbols=("SamplingTensors", "SamplingTensors.from_sampling_metadata", "SamplingMetadata", "SequenceGroupToSample"),
+        reason="Where only some requests of a batch want prompt logprobs, stock applies the penalties of one request to another.",
+        upstream="Not found there; vLLM V1 replaced the sampler.",
+        remove_when="test passes on the pin's own SamplingTensors",
+        requires=("overlay-package",),
+        test="tests/worker/test_one_code_path.py::test_penalties_beside_prompt_logprobs_and_pieces",
+    ),
+    Overlay(
+        id="steps-without-a-token",
+        kind="extension",
+        target="model_executor/layers/logits_processor.py",
+        symbols=("LogitsProcessor", "LogitsProcessor.forward"),
+        reason="In a step that only computes pieces of prompts no rank wants logits; the vendor's copy then fails on every rank but the "
+               "first.",
+        upstream="Not for upstream: the fault is the vendor's.",
+        remove_when="the vendor's LogitsProcessor returns None on other ranks in such a step",
+        requires=("overlay-package",),
+        test="tests/worker/test_two_ranks.py",
+    ),
 )
 
 # worker/**, executor/**, attention/**, distributed/**

@@ -1,5 +1,6 @@
 """The model runner of every device: stock's, which also carries the orders about recurrent state to the model."""
 import dataclasses
+import inspect
 from typing import Any, Dict, List, Optional, Union
 
 import torch
@@ -13,6 +14,10 @@ from vllm.sequence import IntermediateTensors, SequenceGroupMetadata
 from vllm.worker import model_runner_stock as _stock
 
 rebind(_stock, "DeviceMemoryProfiler", memory_profiler(_stock.DeviceMemoryProfiler))
+
+# Stock's method without its decorators: one of them writes the prompts of a failed step to a file in /tmp, and raises another error
+# than the one that happened.
+_execute_model = inspect.unwrap(_stock.ModelRunner.execute_model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,7 @@ class ModelRunner(_stock.ModelRunner):
         if model_input.state_orders is not None:
             step = StateStep.begin(self.state_pool, model_input.state_orders)
         with set_state_step(step):
-            return super().execute_model(model_input, kv_caches, intermediate_tensors, num_steps)
+            return _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
 
 
 def __getattr__(name: str) -> Any:

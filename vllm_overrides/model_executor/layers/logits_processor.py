@@ -1,0 +1,29 @@
+"""Steps that produce no token: every rank knows it, and none computes or exchanges logits."""
+from typing import Any, Optional
+
+import torch
+
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.layers import logits_processor_stock as _stock
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.sampling_metadata import SamplingMetadata
+
+
+class LogitsProcessor(_stock.LogitsProcessor):
+    """Stock's layer.
+
+    Where no row is wanted stock gathers tensors without rows over the ranks; the vendor's copy gives every rank an empty tensor of its
+    own, and then asks ranks other than the first for sequence groups that only the first has.
+    """
+
+    def forward(self, lm_head: VocabParallelEmbedding, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata,
+                embedding_bias: Optional[torch.Tensor] = None) -> Optional[torch.Tensor]:
+        if sampling_metadata.selected_token_indices.numel():
+            return super().forward(lm_head, hidden_states, sampling_metadata, embedding_bias)
+        if self.use_gather and get_tensor_model_parallel_rank() != 0:
+            return None
+        return hidden_states.new_empty((0, self.org_vocab_size))
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_stock, name)
