@@ -1,4 +1,4 @@
-"""Entry point of ``patch_ops.sh``; run as a file, because ``python -m`` would put the caller's folder on the search path of vLLM."""
+"""Entry point of ``patch_ops.sh``; run as a file: ``python -m`` would search the caller's folder for vLLM."""
 
 import pathlib
 import sys

@@ -1,3 +1,3 @@
-"""The overlay engine: finds the installed vLLM, compares it with the pins, lays the overlay over it and takes it away again."""
+"""The overlay engine: compares the installed vLLM with the pins, lays the overlay over it, takes it away again."""
 
 VERSION = "1"

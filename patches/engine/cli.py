@@ -25,7 +25,9 @@ DEFAULT = "apply-and-verify"
 
 
 def main(arguments: Sequence[str], layout: Layout | None = None, pins_file: Path = pins.PINS_FILE) -> int:
-    """Runs one command; the exit status. plan and status: 0 clean, 1 drift, 2 refused. The others: 0 done, 2 refused or failed.
+    """Runs one command; the exit status.
+
+    plan and status: 0 clean, 1 drift, 2 refused. The others: 0 done, 2 refused or failed.
 
     layout and pins_file: this repository's, unless a test brings its own.
     """
@@ -45,7 +47,9 @@ def main(arguments: Sequence[str], layout: Layout | None = None, pins_file: Path
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="patch_ops.sh", description="Lays the overlay over the installed vLLM.")
-    parser.add_argument("--root", metavar="DIR", help="the vllm folder, instead of the one that the interpreter would import")
+    parser.add_argument(
+        "--root", metavar="DIR", help="the vllm folder, instead of the one that the interpreter would import"
+    )
     commands = (*TREE_COMMANDS, *REPOSITORY_COMMANDS, DEFAULT)
     parser.add_argument("command", nargs="?", choices=commands, default=DEFAULT)
     parser.add_argument("file", nargs="?", type=Path, help="repin: the table of symbols of the stock trees (JSON)")
@@ -101,8 +105,9 @@ class _Commands:
                 raise Refused(*plan.refusals, f"nothing in {self._root} was touched")
             if plan.changes:
                 change(self._root, plan.changes, "apply")
-        manifest = f"{len(self._layout.overlays)} overlays, pin {plan.pin}, manifest {receipt.manifest_hash(self._layout)[:12]}"
-        print(f"applied: {len(plan.changes)} changes, {manifest}, {self._root}")
+        what = f"{len(self._layout.overlays)} overlays, pin {plan.pin}"
+        manifest = receipt.manifest_hash(self._layout)[:12]
+        print(f"applied: {len(plan.changes)} changes, {what}, manifest {manifest}, {self._root}")
         return DONE
 
     def verify(self) -> int:
@@ -142,8 +147,11 @@ def _undo(root: Path) -> None:
 def _print_states(plan: Plan) -> None:
     print(f"{plan.tree} (pin {plan.pin})")
     for finding in plan.findings:
+        piece = finding.piece
         drifted = " (drift)" if finding.drift and finding.state is not State.DRIFT else ""
-        print(f"{finding.state.value + drifted:8} {finding.piece.row.kind:11} {finding.piece.path}  {finding.piece.row.id}")
+        print(
+            f"{finding.state.value + drifted:8} {piece.row.kind:11} {piece.path}  {piece.row.id}"
+        )
     for path, marker in plan.leaving.items():
         print(f"{State.STALE.value:8} {'no row':11} {path}  {marker}")
     counts = Counter(finding.state.value for finding in plan.findings)

@@ -1,9 +1,10 @@
 """Applies one unified diff to one file, with no fuzz.
 
-The rule: the lines that a hunk removes or keeps must occur, in full and in a row, exactly once in the file. Line numbers are not
-used. The two pins have the same function at different line numbers, so the number cannot be what decides; and lines that occur
-twice would let a hunk land in the wrong function without anybody noticing, so such a hunk is refused even where its number fits
-(make it again with more context: ``diff -U8``). Line endings do not count; inserted lines take the file's own.
+The rule: the lines that a hunk removes or keeps must occur, in full and in a row, exactly once in the file. Line
+numbers are not used. The two pins have the same function at different line numbers, so the number cannot be what
+decides; and lines that occur twice would let a hunk land in the wrong function without anybody noticing, so such a
+hunk is refused even where its number fits (make it again with more context: ``diff -U8``). Line endings do not count;
+inserted lines take the file's own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HEADER = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 @dataclass
 class Hunk:
-    """start: line number in the file that the diff was made from. steps: (sign, text) with sign ``' '``, ``'-'`` or ``'+'``."""
+    """start: line number where the diff was made. steps: (sign, text) with sign ``' '``, ``'-'`` or ``'+'``."""
 
     start: int
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -31,7 +32,7 @@ class Hunk:
 
 
 def parse_diff(text: str, name: str) -> list[Hunk]:
-    """The hunks of a diff of one file. name: for messages. Raises Refused when the diff is broken or changes several files."""
+    """The hunks of a diff of one file. name: for messages. Raises Refused when it is broken or changes several."""
     hunks: list[Hunk] = []
     left = [0, 0]  # lines of the old and of the new file that the current hunk still owes
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
@@ -42,7 +43,9 @@ def parse_diff(text: str, name: str) -> list[Hunk]:
             left[0] -= sign in " -"
             left[1] -= sign in " +"
             if sign not in " -+" or min(left) < 0:
-                raise Refused(f"{name} line {number} does not fit its hunk's line counts: make the diff again with diff -u")
+                raise Refused(
+                    f"{name} line {number} does not fit its hunk's line counts: make the diff again with diff -u"
+                )
             hunks[-1].steps.append((sign, line[1:]))
         elif header := _HEADER.match(line):
             left = [int(header[2] or 1), int(header[4] or 1)]
@@ -85,4 +88,5 @@ def _only_place(plain: list[str], hunk: Hunk, name: str) -> int:
         return places[0]
     if places:
         raise Refused(f"{name} fits in {len(places)} places: make the diff again with more context (diff -U8)")
-    raise Refused(f"{name} (line {hunk.start}, {old[0].strip()[:60]!r} and following) fits nowhere: rework the diff for this stock file")
+    first = f"line {hunk.start}, {old[0].strip()[:60]!r} and following"
+    raise Refused(f"{name} ({first}) fits nowhere: rework the diff for this stock file")

@@ -1,4 +1,4 @@
-"""Digests of syntax trees: comments, blank lines, layout and line endings do not count, and Python 3.10 to 3.13 agree."""
+"""Digests of syntax trees: comments, layout and line endings do not count, and Python 3.10 to 3.13 agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _LEFT_OUT = {"type_params", "type_comment", "kind", "ctx", "type_ignores"}
 
 @dataclass(frozen=True)
 class Digests:
-    """Of one source file. whole: 16 hex digits. symbols: dotted name -> 16 hex digits for a function, ``class Base, ...`` for a class."""
+    """Of one source file. whole: 16 hex digits.
+
+    symbols: dotted name -> 16 hex digits for a function, ``class Base, ...`` for a class.
+    """
 
     whole: str
     symbols: dict[str, str]
@@ -29,7 +32,7 @@ def digest_source(data: bytes) -> Digests:
 
 
 def _collect(node: ast.AST, prefix: str, symbols: dict[str, str]) -> None:
-    """Functions and classes that stand directly in a module or class body; a name bound twice keeps its last meaning."""
+    """Functions and classes directly in a module or class body; a name bound twice keeps its last meaning."""
     for child in getattr(node, "body", []):
         if isinstance(child, ast.ClassDef):
             symbols[prefix + child.name] = class_value([ast.unparse(base) for base in child.bases])

@@ -2,7 +2,7 @@
 
 
 class Refused(Exception):
-    """The engine will not go on and has changed nothing (or has undone it). One line per reason; each says what to do."""
+    """The engine will not go on, and has changed nothing or undone it. One line per reason; each says what to do."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__("\n".join(reasons))

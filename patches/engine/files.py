@@ -23,7 +23,7 @@ class Content:
 
 
 def read(path: Path) -> Content | None:
-    """The file at path, None when there is none. A folder or a link there raises OSError: the engine would not put it back."""
+    """The file at path, None when there is none. Raises OSError for a folder or a link: no restore would be true."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_compiled(source: Path) -> None:
-    """Deletes what Python compiled from source: it trusts a .pyc when size and time match, or without looking at all."""
+    """Deletes what Python compiled from source: it trusts a .pyc when size and time match, or without a look."""
     if source.suffix != ".py":
         return
     for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
@@ -84,7 +84,7 @@ def remove_compiled(source: Path) -> None:
 
 
 def remove_empty_folders(folder: Path, top: Path) -> None:
-    """Removes folder and its parents below top as long as they are empty or gone (an empty ``__pycache__`` inside does not count)."""
+    """Removes folder and its parents below top while they are empty or gone; an empty ``__pycache__`` is nothing."""
     while folder != top:
         if folder.is_dir():
             cache = folder / "__pycache__"

@@ -1,4 +1,4 @@
-"""What this repository deploys: the manifest's rows spread out over files, and everything that can be wrong with them."""
+"""What this repository deploys: the rows of the manifest, their files, and all that can be wrong with them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class Layout:
             return [Piece(row, row.target, self.edits / (row.target + ".patch"))]
         if not row.target.endswith("/"):
             return [Piece(row, row.target, self.overrides / row.target)]
-        return [Piece(row, row.target + name, self.overrides / row.target / name) for name in files_below(self.overrides / row.target)]
+        return [
+            Piece(row, row.target + name, self.overrides / row.target / name)
+            for name in files_below(self.overrides / row.target)
+        ]
 
     def check(self) -> None:
         """Raises Refused with every fault of the table and of the files that belong to it."""
@@ -68,7 +71,8 @@ class Layout:
         listed |= {self.edits / name for name in files_below(self.edits)}
         if unlisted := sorted(self._shown(source) for source in listed - owners.keys()):
             more = f" and {len(unlisted) - _SHOWN} more" if len(unlisted) > _SHOWN else ""
-            yield f"in no row: {', '.join(unlisted[:_SHOWN])}{more}: add rows to patches/manifest.py, or take the files away"
+            advice = "add rows to patches/manifest.py, or take the files away"
+            yield f"in no row: {', '.join(unlisted[:_SHOWN])}{more}: {advice}"
         for source in sorted(source for source, count in owners.items() if count > 1):
             yield f"{self._shown(source)} is in {owners[source]} rows: leave it in one"
         for row in self.overlays:

@@ -13,20 +13,26 @@ from patches.engine.errors import Refused
 def find_tree(root: str | None = None) -> Path:
     """The folder of the ``vllm`` package, symbolic links resolved.
 
-    root: that folder itself, when the caller knows better than the search path. Raises Refused when there is none, or when the
-    search path holds two different ones: which of them a server would run depends on its own search path, so guessing is unsafe.
+    root: that folder itself, when the caller knows better than the search path. Raises Refused when there is none, or
+    when the search path holds two different ones: which of them a server would run depends on its own search path, so
+    guessing is unsafe.
     """
     if root is not None:
         tree = Path(root).resolve()
         if not (tree / "__init__.py").is_file():
-            raise Refused(f"{tree} is no vllm package (it has no __init__.py): give --root the folder that holds vllm/__init__.py")
+            raise Refused(
+                f"{tree} is no vllm package (it has no __init__.py): give --root the folder that holds vllm/__init__.py"
+            )
         return tree
     trees = _trees_on_path()
     if not trees:
-        raise Refused(f"no vllm on the search path of {sys.executable}: install it, or choose the interpreter with PYTHON=")
+        raise Refused(
+            f"no vllm on the search path of {sys.executable}: install it, or choose the interpreter with PYTHON="
+        )
     if len(trees) > 1:
         raise Refused(
-            f"two different vllm trees on the search path, {trees[0]} and {trees[1]}: take one away, or say which with --root"
+            f"two different vllm trees on the search path, {trees[0]} and {trees[1]}: "
+            "take one away, or say which with --root"
         )
     return trees[0]
 

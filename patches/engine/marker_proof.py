@@ -1,4 +1,4 @@
-"""Second proof that the overlay lies in the tree: grep, by code that shares nothing with apply but the table of rows."""
+"""Second proof that the overlay lies in the tree: grep, by code that shares only the table with apply."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from patches.manifest import Overlay
 
 
 def marker_differences(tree: Path, overrides: Path, overlays: tuple[Overlay, ...]) -> list[str]:
-    """One line for each marker that should be in the tree and is not, or is and should not be; empty when all is right."""
+    """One line for each marker that should be in the tree and is not, or the reverse; empty when all is right."""
     wanted = sorted(_wanted(overrides, overlays))
     found = sorted(_found(tree))
     return [f"no marker of row {row} in {path}" for path, row in wanted if (path, row) not in found] + [
-        f"unexpected marker of row {row} in {path}" for path, row in found if (path, row) not in wanted or found.count((path, row)) > 1
+        f"unexpected marker of row {row} in {path}"
+        for path, row in found
+        if (path, row) not in wanted or found.count((path, row)) > 1
     ]
 
 

@@ -1,4 +1,4 @@
-"""The last line of every deployed file: ``vllm-overlay: <id>`` as a comment. It says whose a file is, with or without a receipt."""
+"""The last line of every deployed file, a comment ``vllm-overlay: <id>``: whose the file is, receipt or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _SLASHES = ("// ", "")
 _HTML = ("<!-- ", " -->")
 _COMMENTS = {
     ".py": _HASH, ".sh": _HASH, ".toml": _HASH, ".txt": _HASH, ".yaml": _HASH, ".cmake": _HASH,
-    ".c": _SLASHES, ".cc": _SLASHES, ".cpp": _SLASHES, ".cu": _SLASHES, ".cuh": _SLASHES, ".h": _SLASHES, ".hpp": _SLASHES,
+    ".c": _SLASHES, ".cc": _SLASHES, ".cpp": _SLASHES, ".h": _SLASHES, ".hpp": _SLASHES,
+    ".cu": _SLASHES, ".cuh": _SLASHES,
     ".md": _HTML, ".html": _HTML,
 }  # fmt: skip
 _MARKER = re.compile(rb"^(?:# |// |<!-- )vllm-overlay: ([a-z0-9-]+)(?: -->)?\r?$", re.MULTILINE)

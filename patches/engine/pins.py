@@ -39,11 +39,17 @@ class Pins:
             for pin, digests in self.stock[path].items():
                 if symbols != digests.symbols.keys():
                     differing = ", ".join(sorted(symbols ^ digests.symbols.keys()))
-                    raise Refused(f"patches/pins.json, {path} of {pin}, does not go with the manifest ({differing}): {_REPIN}")
+                    raise Refused(
+                        f"patches/pins.json, {path} of {pin}, does not go with the manifest ({differing}): {_REPIN}"
+                    )
 
     def whole(self, path: str, digests: Digests | None) -> set[str]:
         """The pins whose file at path equals this one."""
-        return {pin for pin, stock in self.stock.get(path, {}).items() if digests is not None and stock.whole == digests.whole}
+        return {
+            pin
+            for pin, stock in self.stock.get(path, {}).items()
+            if digests is not None and stock.whole == digests.whole
+        }
 
 
 def load(file: Path = PINS_FILE) -> Pins:
@@ -66,8 +72,9 @@ def dump(pins: Pins, file: Path = PINS_FILE) -> None:
 def cut(table: Path, overlays: tuple[Overlay, ...]) -> Pins:
     """The pins that the rows need, out of a table of whole trees.
 
-    table: JSON ``{path: {pin: {"digest": ..., "symbols": {name: {"digest": ...} or {"bases": [...]}}}}}``. Every pin in it must hold
-    every file and symbol, else Refused: a row that stands on something that one pin lacks cannot be applied there.
+    table: JSON ``{path: {pin: {"digest": ..., "symbols": {name: {"digest": ...} or {"bases": [...]}}}}}``. Every pin
+    in it must hold every file and symbol, else Refused: a row that stands on something that one pin lacks cannot be
+    applied there.
     """
     try:
         trees = json.loads(table.read_text(encoding="utf-8"))

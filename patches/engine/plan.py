@@ -17,10 +17,10 @@ REFUSED = (State.FOREIGN, State.MISSING)
 
 @dataclass(frozen=True)
 class Plan:
-    """pin: of the tree. findings: the state of every target. leaving: deployed files of rows that are no more, path -> id.
+    """pin: of the tree. findings: the state of every target. leaving: files of rows that are no more, path -> id.
 
-    changes: path -> content (None: absent), in the order in which to make them; only what really changes. refusals and warnings:
-    one line each. With a refusal there are no changes.
+    changes: path -> content (None: absent), in the order in which to make them; only what really changes. refusals
+    and warnings: one line each. With a refusal there are no changes.
     """
 
     tree: Path
@@ -57,7 +57,7 @@ def plan_apply(layout: Layout, known: pins.Pins, root: Path) -> Plan:
 
 
 def plan_revert(root: Path) -> dict[str, Content | None]:
-    """The changes that bring the tree at root back to stock. They need neither the manifest nor the receipt, only the tree."""
+    """The changes that bring the tree at root back to stock. Neither manifest nor pins are needed."""
     tree = Tree(root)
     wanted = _removals(tree, tree.marked)
     wanted[RECEIPT] = None

@@ -1,4 +1,4 @@
-"""The receipt ``vllm/overlay/receipt.json``: what lies in the tree, with hashes. A server compares itself with it when it starts."""
+"""The receipt ``vllm/overlay/receipt.json``: what lies in the tree, with hashes. A server checks itself by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patches.manifest import Overlay
 
 
 def manifest_hash(layout: Layout) -> str:
-    """One hash for everything that the manifest deploys: 64 hex digits over id, kind, path and source of every file, sorted.
+    """One hash for all that is deployed: 64 hex digits over id, kind, path and source of every file, sorted.
 
     It can be computed from a receipt too (``source`` is in it), and it is the same whatever pin the overlay lies on.
     """
@@ -24,7 +24,7 @@ def manifest_hash(layout: Layout) -> str:
 
 
 def receipt_of(layout: Layout, pin: str, findings: Iterable[Finding]) -> Content:
-    """The receipt of a tree that findings describe. It names no time and no place: the same overlay gives the same bytes."""
+    """The receipt that goes with findings. It names no time and no place: the same overlay gives the same bytes."""
     findings = list(findings)
     receipt = {
         "engine": VERSION,

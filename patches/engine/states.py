@@ -35,8 +35,9 @@ class State(str, Enum):
 class Finding:
     """One target's state.
 
-    note: for a refused target, what is wrong and what to do. drift: how its stock file differs from every pin although the row's
-    symbols do not, which an applied target keeps having. original: the stock file. deployed: what apply puts in its place.
+    note: for a refused target, what is wrong and what to do. drift: how its stock file differs from every pin
+    although the row's symbols do not, which an applied target keeps having. original: the stock file. deployed: what
+    apply puts in its place.
     """
 
     piece: Piece
@@ -62,7 +63,7 @@ class Examination:
 
     @cached_property
     def pin(self) -> str:
-        """The pin that most changed stock files equal; ``a|b`` when all of them equal both, ``unknown`` when none equals any."""
+        """The pin that most changed files equal; ``a|b`` when all of them equal both, ``unknown`` when none does."""
         targets = {row.target for row in self._layout.overlays if row.kind != "addition"}
         equal = [pins for path in targets if (pins := self._pins.whole(path, self._digests(path)))]
         if not equal:
@@ -86,9 +87,14 @@ class Examination:
         current = self._tree.read(piece.path)
         deployed = Content(with_marker(piece.source.read_bytes(), piece.path, piece.row.id))
         if current is not None and self._tree.marker(piece.path) is None:
-            raise _No(State.FOREIGN, "a file that is not ours lies where ours belongs: move it away, or choose another target")
+            raise _No(
+                State.FOREIGN, "a file that is not ours lies where ours belongs: move it away, or choose another target"
+            )
         if current is not None and self._tree.read(kept_path(piece.path)) is not None:
-            raise _No(State.FOREIGN, "stock has a file of that name, so the row is no addition: make it an extension or an edit")
+            raise _No(
+                State.FOREIGN,
+                "stock has a file of that name, so the row is no addition: make it an extension or an edit",
+            )
         return Finding(piece, _progress(current, deployed), deployed=deployed)
 
     def _change(self, piece: Piece, drift: str) -> Finding:
@@ -96,7 +102,11 @@ class Examination:
         original = self._tree.original(piece.path)
         kept = self._tree.read(kept_path(piece.path))
         if original is None:
-            lost = f"the stock file that ours stands on, {kept_path(piece.path)}, is gone" if ours else "stock has no such file"
+            lost = (
+                f"the stock file that ours stands on, {kept_path(piece.path)}, is gone"
+                if ours
+                else "stock has no such file"
+            )
             raise _No(State.MISSING, f"{lost}: install vLLM 0.6.3 anew")
         if not ours and kept is not None and kept_path(piece.path) not in self._tree.left_behind:
             raise _No(State.FOREIGN, f"{kept_path(piece.path)} exists and is not ours: move it away")
@@ -107,7 +117,7 @@ class Examination:
         return Finding(piece, state, drift=drift, original=original, deployed=deployed)
 
     def _drift(self, row: Overlay) -> str:
-        """Empty when the row's stock file equals a pin, else how it drifted. Raises _No when the row cannot stand on this tree."""
+        """Empty when the row's stock file equals a pin, else how it drifted. Raises _No when the row has no footing."""
         fitting = self._fitting_pins(row)
         if row.kind == "addition":
             return ""
@@ -126,7 +136,10 @@ class Examination:
         for symbol in row.symbols:
             path, name = symbol_place(row, symbol)
             if self._tree.original(path) is None:
-                raise _No(State.MISSING, f"{path}, where the row's symbol {name} stands, does not exist: install vLLM 0.6.3 anew")
+                raise _No(
+                    State.MISSING,
+                    f"{path}, where the row's symbol {name} stands, does not exist: install vLLM 0.6.3 anew",
+                )
             digests = self._digests(path)
             here = digests.symbols.get(name) if digests else None
             for pin, stock in self._pins.stock[path].items():

@@ -48,7 +48,7 @@ class Tree:
 
     @cached_property
     def kept(self) -> dict[str, str]:
-        """Path that ours took -> SHA-256 of the original moved aside for it, by the receipt; empty when there is no (sound) receipt."""
+        """Path that ours took -> SHA-256 of the original moved aside, by the receipt; empty without a sound one."""
         content = self.read(RECEIPT)
         try:
             overlays = json.loads(content.data)["overlays"] if content else []
@@ -59,7 +59,7 @@ class Tree:
 
     @cached_property
     def left_behind(self) -> set[str]:
-        """Originals that we moved aside and that nothing of ours stands on any more, because vLLM was installed anew over ours."""
+        """Originals that we moved aside and that lost their use, because vLLM was installed anew over ours."""
         found: set[str] = set()
         for path, digest in self.kept.items():
             content = self.read(kept_path(path))

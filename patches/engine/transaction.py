@@ -1,8 +1,9 @@
 """Changes many files of the tree or none: what they were is written down first, so that even a kill can be undone.
 
-Order: (1) the journal, a folder in the tree with a copy of every file that will be touched, is prepared under another name and
-renamed into place; (2) the files are changed one by one, each atomically; (3) the journal is renamed away, which is the moment
-that the change counts, and deleted. Whoever finds a journal in place undoes it. One process at a time holds the tree's lock.
+Order: (1) the journal, a folder in the tree with a copy of every file that will be touched, is prepared under another
+name and renamed into place; (2) the files are changed one by one, each atomically; (3) the journal is renamed away,
+which is the moment that the change counts, and deleted. Whoever finds a journal in place undoes it. One process at a
+time holds the tree's lock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LIST = "journal.json"
 
 @contextmanager
 def locked(tree: Path) -> Iterator[None]:
-    """Holds the tree for this process. Raises Refused when another one does. The lock is gone with its process, even killed."""
+    """Holds the tree for this process. Raises Refused when another does. The lock dies with its process."""
     descriptor = os.open(tree, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,13 +53,15 @@ def change(tree: Path, changes: Mapping[str, Content | None], action: str) -> No
     except BaseException as error:
         undo_interrupted(tree)
         if isinstance(error, OSError):
-            raise Refused(f"{action} failed ({error}), and everything was undone: remove the cause and try again") from error
+            raise Refused(
+                f"{action} failed ({error}), and everything was undone: remove the cause and try again"
+            ) from error
         raise
     _forget(tree)
 
 
 def undo_interrupted(tree: Path) -> str | None:
-    """Undoes what a killed process left half done; says what that was, None when there was nothing. The caller holds the lock."""
+    """Undoes what a killed process left half done; says what that was, or None. The caller holds the lock."""
     journal = tree / JOURNAL
     action = None
     if journal.is_dir():

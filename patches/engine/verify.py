@@ -12,9 +12,10 @@ from patches.engine.transaction import JOURNAL
 
 
 def hash_differences(layout: Layout, known: pins.Pins, root: Path) -> tuple[list[str], str]:
-    """One line for each difference, and the pin. Empty: the receipt is what these sources give on this stock, and the files are what the receipt says.
+    """One line for each difference, and the pin.
 
-    Raises Refused when the repository itself is not in order.
+    None: the receipt is what these sources give on this stock, and the files are what the receipt says. Raises Refused
+    when the repository itself is not in order.
     """
     if (root / JOURNAL).exists():
         return ["an apply or revert was killed half-way: run `bash patch_ops.sh status`, which undoes it"], "unknown"

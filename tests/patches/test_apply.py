@@ -57,7 +57,7 @@ def test_revert_brings_back_stock(world: World) -> None:
 
 
 def test_compiled_files_of_touched_modules_go(world: World) -> None:
-    """Python trusts a .pyc whose size and time match, so none may survive that was made from another source at that path."""
+    """Python trusts a .pyc whose size and time match, so none may survive that was made from another source."""
     before = snapshot(world.tree)
     command = [sys.executable, "-m", "compileall", "-q", str(world.tree)]
     for step in ("apply", "revert"):
@@ -151,7 +151,7 @@ def test_lost_receipt_is_written_anew(world: World) -> None:
 
 
 def test_vllm_installed_anew_over_ours(world: World) -> None:
-    """An installer puts its own files back and leaves ours: the originals we had moved aside lie there without an owner."""
+    """An installer puts its own files back and leaves ours, so the originals we moved aside are without use."""
     before = snapshot(world.tree)
     for next_step in ("apply", "revert"):
         world.must("apply")
@@ -159,7 +159,11 @@ def test_vllm_installed_anew_over_ours(world: World) -> None:
             (world.tree / path).unlink()
             world.stock(path, STOCK[path])
         world.must(next_step)
-    left = [line for line in differences(before, snapshot(world.tree)) if not line.startswith(("core/sch", "config", "sampler"))]
+    left = [
+        line
+        for line in differences(before, snapshot(world.tree))
+        if not line.startswith(("core/sch", "config", "sampler"))
+    ]
     assert left == []
     assert {path: (world.tree / path).read_text() for path in STOCK} == STOCK
     assert list(world.tree.rglob("*_stock.py")) == []

@@ -17,7 +17,9 @@ from tests.helpers.overlay_world import REPOSITORY, World, differences, snapshot
 def copy(world: World) -> Path:
     """A repository of its own: our engine, the world's rows and files, in a folder with a blank in its name."""
     root = world.repository.parent / "a clone"
-    shutil.copytree(REPOSITORY / "patches", root / "patches", ignore=shutil.ignore_patterns("__pycache__", "edits", "pins.json"))
+    shutil.copytree(
+        REPOSITORY / "patches", root / "patches", ignore=shutil.ignore_patterns("__pycache__", "edits", "pins.json")
+    )
     shutil.copytree(world.layout.edits, root / "patches/edits")
     shutil.copytree(world.layout.overrides, root / "vllm_overrides")
     shutil.copy(REPOSITORY / "patch_ops.sh", root)
@@ -46,7 +48,7 @@ def test_without_arguments_as_the_build_does(copy: Path, world: World) -> None:
 
 
 def test_vllm_in_the_callers_folder_is_not_meant(copy: Path, world: World) -> None:
-    """Only the interpreter's search path counts: -S leaves out the site packages, so that the small tree is the only one."""
+    """Only the search path counts. -S leaves out the site packages, so that the small tree is the only one."""
     python = world.repository / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
@@ -57,7 +59,9 @@ def test_vllm_in_the_callers_folder_is_not_meant(copy: Path, world: World) -> No
     assert done.stdout.startswith(f"{world.tree} (pin "), done.stdout
     done = call(copy, world, cwd=decoy, PYTHON=str(python), PYTHONPATH=f"{world.tree.parent}:{decoy}")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"refused: two different vllm trees on the search path, {world.tree} and {decoy}/vllm"), done.stderr
+    assert done.stderr.startswith(
+        f"refused: two different vllm trees on the search path, {world.tree} and {decoy}/vllm"
+    ), done.stderr
 
 
 def test_refusal_is_a_line_and_a_status(copy: Path, world: World) -> None:

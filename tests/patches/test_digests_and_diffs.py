@@ -31,7 +31,7 @@ def f(): return 2
 if True:
     def hidden(): pass
 '''
-# Made by the program that wrote the table of stock symbols; another Python version, or a change here, must not give others.
+# Made by the program that wrote the table of stock symbols. No Python version, no change of ours may give others.
 EXPECTED = {
     "whole": "e3b3c121007e7786",
     "A": "class dict",

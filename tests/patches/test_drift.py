@@ -31,7 +31,10 @@ def test_drift_is_applied_warned_and_recorded(world: World) -> None:
 
 
 def test_layout_and_comments_are_no_drift(world: World) -> None:
-    world.stock("core/scheduler.py", "# A comment\n\n" + STOCK["core/scheduler.py"].replace("return helper()", "return (helper())"))
+    world.stock(
+        "core/scheduler.py",
+        "# A comment\n\n" + STOCK["core/scheduler.py"].replace("return helper()", "return (helper())"),
+    )
     assert world.run("plan")[0] == 0
 
 
@@ -40,7 +43,10 @@ def test_row_without_symbols_cannot_vouch(world: World) -> None:
     world.set_rows((*rows, row("better-order", "extension", "core/scheduler.py")))
     assert world.run("plan")[0] == 0
     world.stock("core/scheduler.py", DRIFTED)
-    assert "core/scheduler.py: FOREIGN: equals no pin, and the row names no symbol that could vouch for it" in world.refused()
+    assert (
+        "core/scheduler.py: FOREIGN: equals no pin, and the row names no symbol that could vouch for it"
+        in world.refused()
+    )
 
 
 def test_edit_fits_where_lines_have_moved(world: World) -> None:
@@ -53,7 +59,10 @@ def test_edit_fits_where_lines_have_moved(world: World) -> None:
 def test_edit_that_fits_twice_is_refused(world: World) -> None:
     """Even though one of the places has the diff's line numbers."""
     world.stock("config.py", STOCK["config.py"] + "\n\n" + STOCK["config.py"])
-    assert "config.py: FOREIGN: patches/edits/config.py.patch hunk 1 fits in 2 places: make the diff again" in world.refused()
+    assert (
+        "config.py: FOREIGN: patches/edits/config.py.patch hunk 1 fits in 2 places: make the diff again"
+        in world.refused()
+    )
 
 
 def test_edit_that_fits_no_more(world: World) -> None:
@@ -84,7 +93,7 @@ def test_each_pin_is_matched_by_its_own_digests(two_pins: World) -> None:
     assert "pin pin-b," in two_pins.must("")
 
 
-HEAD = "\n class Config:\n \n     def limit(self):\n"
+HEAD = "\n class Config:\n\n     def limit(self):\n"
 
 
 def test_symbols_must_agree_with_one_pin(two_pins: World) -> None:

@@ -45,12 +45,14 @@ def test_every_row_has_its_test() -> None:
 
 @pytest.mark.parametrize("overlay", EXTENSIONS, ids=lambda overlay: overlay.target)
 def test_extension_keeps_clear_of_the_traps(overlay) -> None:
-    """It stands on its sibling, forwards the rest, imports no star, and takes stock's names by vllm.overlay.rebind only."""
+    """It stands on its sibling, forwards the rest, imports no star, and takes stock's names by rebind only."""
     source = (REPOSITORY / "vllm_overrides" / overlay.target).read_text(encoding="utf-8")
     tree = ast.parse(source)
     sibling = Path(overlay.target).stem + "_stock"
     assert sibling in source, f"does not import {sibling}"
-    assert any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body), "forwards nothing"
+    assert any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body), (
+        "forwards nothing"
+    )
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert "*" not in names, "stock rebinds names, which a star import would not see"
     aliases = {
@@ -90,12 +92,17 @@ def test_world_is_in_order(world: World) -> None:
         ({"target": "sampler.py"}, "2 rows have the target sampler.py"),
         ({"target": "overlay/kernels/__init__.py", "kind": "addition"}, "overlay/kernels/__init__.py is in 2 rows"),
         ({"target": "overlay/receipt.json", "kind": "addition"}, "row better-order: that path is the receipt's"),
-        ({"target": "overlay/none/", "kind": "addition"}, "row better-order: no file under vllm_overrides/overlay/none/"),
+        (
+            {"target": "overlay/none/", "kind": "addition"},
+            "row better-order: no file under vllm_overrides/overlay/none/",
+        ),
         ({"kind": "addition"}, "symbol Scheduler: an addition has no stock file of its own"),
     ],
 )
 def test_faulty_row_is_refused(world: World, change: dict, message: str) -> None:
-    rows = tuple(replace(overlay, **change) if overlay.id == "better-order" else overlay for overlay in world.layout.overlays)
+    rows = tuple(
+        replace(overlay, **change) if overlay.id == "better-order" else overlay for overlay in world.layout.overlays
+    )
     world.set_rows(rows, repin=False)
     assert message in world.refused()
 
@@ -132,7 +139,9 @@ def test_pins_that_do_not_go_with_the_rows(world: World) -> None:
     [(("nothing",), "sampler.py of pin-a has no symbol nothing"), (("gone.py:x",), "pin-a has no gone.py")],
 )
 def test_repin_refuses_what_a_pin_lacks(world: World, symbols: tuple[str, ...], message: str) -> None:
-    world.set_rows((*world.layout.overlays, replace(row("other", "replacement", "sampler.py"), symbols=symbols)), repin=False)
+    world.set_rows(
+        (*world.layout.overlays, replace(row("other", "replacement", "sampler.py"), symbols=symbols)), repin=False
+    )
     table = world.pins_file.with_name("stock_symbols.json")
     before = world.pins_file.read_bytes()
     assert message in world.refused(f"repin {table}")

@@ -16,18 +16,23 @@ from tests.helpers.overlay_world import EDIT, REPOSITORY, STOCK, World, copy_tre
 UNKNOWN = "install a supported vLLM"
 
 
+SCHEDULER, CONFIG = STOCK["core/scheduler.py"], STOCK["config.py"]
+CHANGED_METHOD = SCHEDULER.replace('"stock"', '"other"')
+CHANGED_BASE = SCHEDULER.replace("Scheduler:", "Scheduler(dict):")
+
+
 @pytest.mark.parametrize(
     ("path", "text", "message"),
     [
-        ("core/scheduler.py", STOCK["core/scheduler.py"].replace('"stock"', '"other"'), "FOREIGN: core/scheduler.py Scheduler.schedule is ["),
+        ("core/scheduler.py", CHANGED_METHOD, "FOREIGN: core/scheduler.py Scheduler.schedule is ["),
         ("core/scheduler.py", "class Scheduler:\n    pass\n", "FOREIGN: core/scheduler.py has no Scheduler.schedule"),
-        ("core/scheduler.py", STOCK["core/scheduler.py"].replace("Scheduler:", "Scheduler(dict):"), "Scheduler is [class dict], stock has [class ]"),
+        ("core/scheduler.py", CHANGED_BASE, "Scheduler is [class dict], stock has [class ]"),
         ("core/scheduler.py", "not python", "FOREIGN: core/scheduler.py has no Scheduler"),
         ("core/scheduler_stock.py", "x = 1\n", "FOREIGN: core/scheduler_stock.py exists and is not ours: move it away"),
         ("overlay/__init__.py", "x = 1\n", "FOREIGN: a file that is not ours lies where ours belongs"),
-        ("config.py", STOCK["config.py"].replace("return LIMIT", "return 7"), "overlay/kernels/README.md: FOREIGN: config.py Config.limit is ["),
+        ("config.py", CONFIG.replace("return LIMIT", "return 7"), "README.md: FOREIGN: config.py Config.limit is ["),
     ],
-)  # fmt: skip
+)
 def test_foreign_file(world: World, path: str, text: str, message: str) -> None:
     world.stock(path, text)
     for command in ("plan", "status", "apply"):
@@ -37,7 +42,7 @@ def test_foreign_file(world: World, path: str, text: str, message: str) -> None:
 
 
 def test_foreign_shows_both_digests(world: World) -> None:
-    world.stock("core/scheduler.py", STOCK["core/scheduler.py"].replace('"stock"', '"other"'))
+    world.stock("core/scheduler.py", CHANGED_METHOD)
     line = next(line for line in world.refused().splitlines() if "FOREIGN" in line)
     stock = world.stock_table()["core/scheduler.py"]["pin-a"]["symbols"]["Scheduler.schedule"]["digest"]
     assert f"stock has [{stock}]" in line
@@ -47,7 +52,10 @@ def test_foreign_shows_both_digests(world: World) -> None:
 def test_missing_stock_file(world: World) -> None:
     (world.tree / "sampler.py").unlink()
     printed = world.refused()
-    assert "sampler.py: MISSING: sampler.py, where the row's symbol sample stands, does not exist: install vLLM 0.6.3" in printed
+    assert (
+        "sampler.py: MISSING: sampler.py, where the row's symbol sample stands, does not exist: install vLLM 0.6.3"
+        in printed
+    )
 
 
 def test_original_lost(world: World) -> None:
@@ -80,22 +88,27 @@ def test_addition_whose_target_stock_has(world: World) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("         return LIMIT\n", "         return LIMITS\n", "config.py.patch hunk 1 (line 4, 'class Config:' and following) fits nowhere"),
-        ("@@ -4,7 +4,7 @@", "@@ -4,9 +4,7 @@", "config.py.patch is cut off"),
-        ("@@ -4,7 +4,7 @@", "@@ -4,3 +4,7 @@", "config.py.patch line 7 does not fit its hunk's line counts"),
-        ("@@", "", "config.py.patch is no unified diff"),
+        (
+            "-        return LIMIT\n",
+            "-        return LIMITS\n",
+            "hunk 1 (line 4, 'class Config:' and following) fits nowhere",
+        ),
+        ("@@ -4,7 +4,7 @@", "@@ -4,9 +4,7 @@", "is cut off"),
+        ("@@ -4,7 +4,7 @@", "@@ -4,3 +4,7 @@", "line 7 does not fit its hunk's line counts"),
+        ("@@", "", "is no unified diff"),
     ],
-)  # fmt: skip
+)
 def test_edit_that_does_not_fit(world: World, old: str, new: str, message: str) -> None:
-    text = EDIT.replace("-        return LIMIT", "-        return LIMITS") if "LIMITS" in new else EDIT.replace(old, new)
-    (world.layout.edits / "config.py.patch").write_text(text)
-    assert message in world.refused()
+    (world.layout.edits / "config.py.patch").write_text(EDIT.replace(old, new))
+    assert f"config.py: FOREIGN: patches/edits/config.py.patch {message}" in world.refused()
 
 
 def test_two_trees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     other = copy_tree(world.tree, world.repository / "other" / "vllm").parent
     monkeypatch.setattr(sys, "path", [str(world.tree.parent), str(other)])
-    with pytest.raises(Exception, match=f"two different vllm trees on the search path, {world.tree} and {other / 'vllm'}: .* --root"):
+    with pytest.raises(
+        Exception, match=f"two different vllm trees on the search path, {world.tree} and {other / 'vllm'}: .* --root"
+    ):
         find_tree()
     assert find_tree(str(other / "vllm")) == other / "vllm"
 
@@ -127,11 +140,14 @@ def test_readonly_folder(world: World) -> None:
         "from patches.engine.errors import Refused\n"
         "from patches.engine.files import Content\n"
         "from patches.engine.transaction import change\n"
-        f"try: change(Path({str(world.tree)!r}), {{'engine.py': Content(b''), 'core/scheduler.py': Content(b'')}}, 'apply')\n"
+        "changes = {'engine.py': Content(b''), 'core/scheduler.py': Content(b'')}\n"
+        f"try: change(Path({str(world.tree)!r}), changes, 'apply')\n"
         "except Refused as no: print(no)\n"
     )
     try:
-        done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, preexec_fn=_obey_permissions)
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", code], capture_output=True, text=True, preexec_fn=_obey_permissions
+        )
     finally:
         folder.chmod(0o755)
     assert done.stdout == f"no permission to write in {folder}: run as its owner, or make it writable\n", done.stderr

@@ -24,19 +24,23 @@ _ADVICE = "run `bash patch_ops.sh apply` with this interpreter"
 
 
 def check_deployed(import_targets: bool = True) -> None:
-    """Prints one line (pin, number of overlays, manifest hash), or raises SystemExit with one line that names the first mismatch.
+    """Prints one line (pin, number of overlays, manifest hash). Raises SystemExit with one line at the first mismatch.
 
-    import_targets: also import every stock module that we changed and see that it is ours and that the rest of vllm uses it.
+    import_targets: also import every stock module that we changed and see that it is ours and that the rest of vllm
+    uses it.
     """
     receipt = _receipt()
     for problem in _problems(receipt, import_targets):
         raise SystemExit(f"vllm overlay: {problem}: {_ADVICE}")
     drift = f", drift in {len(receipt['drift'])} files" if receipt["drift"] else ""
-    print(f"vllm overlay: pin {receipt['pin']}, {receipt['count']} overlays, manifest {receipt['manifest'][:12]}{drift}", flush=True)
+    print(
+        f"vllm overlay: pin {receipt['pin']}, {receipt['count']} overlays, manifest {receipt['manifest'][:12]}{drift}",
+        flush=True,
+    )
 
 
 def check_target(path: str) -> None:
-    """Imports one deployed file (its path below ``vllm/``). Raises AssertionError unless it is ours and its classes are in use."""
+    """Imports one deployed file (path below ``vllm/``). Raises AssertionError unless it is ours and in use."""
     for overlay in _receipt()["overlays"]:
         if path in [file["path"] for file in overlay["files"]]:
             problems = list(_import_problems(overlay, path))
@@ -103,7 +107,7 @@ def _import_problems(overlay: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def _symbol_problems(module: ModuleType, stock: ModuleType, symbol: str, own: set[str]) -> Iterator[str]:
-    """A symbol that ours defines must be ours, also for everybody who imported it; another one must be forwarded to stock."""
+    """A symbol that ours defines must be ours, for everybody who imported it too; others must be forwarded."""
     top = symbol.partition(".")[0]
     value: Any = module
     for part in symbol.split("."):
