@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.overlay.kernels.helpers import DTYPES, ROUNDING, assert_close, no_host_sync, poisoned, random_step, starts_of
+from vllm.overlay.kernels import blocks
 from vllm.overlay.kernels import causal_conv1d as op
 
 SIZES = [0, 1, 2, 3, 4, 5, 20]
@@ -16,7 +17,9 @@ def run(x, weight, bias, pool, live, starts, prefills, captures=(), backend="tor
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_random_steps_equal_the_reference_and_touch_nothing_else(seed):
+def test_random_steps_equal_the_reference_and_touch_nothing_else(seed, monkeypatch):
+    # Several blocks even at these sizes.
+    monkeypatch.setattr(blocks, "_ELEMENTS", 1 << 17 if seed < 12 else 14)
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     step = random_step(rng, SIZES)
     channels, width, dtype = rng.choice([1, 7, 64]), rng.choice([1, 2, 4, 5]), DTYPES[seed % 3]

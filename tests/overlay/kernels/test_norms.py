@@ -3,10 +3,11 @@ import pytest
 import torch
 
 from tests.overlay.kernels.helpers import DTYPES, ROUNDING, assert_close, no_host_sync, relative_error
+from vllm.overlay.kernels import blocks
 from vllm.overlay.kernels import norms as op
 
 REFERENCE = op.backends.load("reference")
-SHAPES = [(1, 1), (5, 130), (0, 16), (7, 3, 33), (4, 2, 256)]
+SHAPES = [(1, 1), (5, 130), (0, 16), (7, 3, 33), (4, 2, 256), (9, )]
 
 
 def normal(seed, *shape):
@@ -15,8 +16,9 @@ def normal(seed, *shape):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("gemma", [True, False])
-def test_rms_norm(dtype, shape, gemma):
+@pytest.mark.parametrize("gemma, elements", [(True, 1 << 17), (False, 1 << 17), (True, 40)])
+def test_rms_norm(dtype, shape, gemma, elements, monkeypatch):
+    monkeypatch.setattr(blocks, "_ELEMENTS", elements)
     x, residual = normal(0, *shape).to(dtype), normal(1, *shape).to(dtype)
     weight = normal(2, shape[-1]).to(dtype)
     before = x.clone(), residual.clone()
@@ -43,7 +45,9 @@ def test_the_square_of_a_large_float16_does_not_overflow():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gated_rms_norm(dtype, shape):
+@pytest.mark.parametrize("elements", [1 << 17, 40])
+def test_gated_rms_norm(dtype, shape, elements, monkeypatch):
+    monkeypatch.setattr(blocks, "_ELEMENTS", elements)
     o, z, weight = 1e6 * normal(4, *shape), normal(5, *shape).to(dtype), normal(6, shape[-1]).to(dtype)
     before = o.clone()
     got = op.gated_rms_norm(o, z, weight, 1e-6)

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tests.overlay.kernels.helpers import DTYPES, ROUNDING, assert_close, no_host_sync, relative_error
+from vllm.overlay.kernels import blocks
 from vllm.overlay.kernels import rope as op
 
 REFERENCE = op.backends.load("reference")
@@ -15,7 +16,9 @@ def normal(seed, *shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, heads, kv_heads, size, rotary", [
     (5, 4, 2, 16, 8), (1, 1, 1, 2, 2), (7, 16, 2, 256, 64), (3, 5, 1, 33, 32), (0, 2, 1, 8, 4)])
-def test_apply(dtype, tokens, heads, kv_heads, size, rotary):
+@pytest.mark.parametrize("elements", [1 << 17, 40])
+def test_apply(dtype, tokens, heads, kv_heads, size, rotary, elements, monkeypatch):
+    monkeypatch.setattr(blocks, "_ELEMENTS", elements)
     rotation = op.RotaryTable(rotary, 1e7)(torch.arange(tokens) * 1000)
     q, k = normal(0, tokens, heads, size).to(dtype), normal(1, tokens, kv_heads, size).to(dtype)
     before = q.clone()

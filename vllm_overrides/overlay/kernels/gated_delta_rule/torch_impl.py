@@ -28,8 +28,7 @@ def gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch
                      recurrent: torch.Tensor, live_slots: torch.Tensor, query_start_loc: Sequence[int],
                      num_prefills: int, captures: Sequence[Capture], context_lens: Sequence[int]) -> torch.Tensor:
     """See the package's `gated_delta_rule`."""
-    q, k, v = _normalised(q).mul_(q.shape[2]**-0.5), _normalised(k), v.float()
-    out = torch.empty_like(v)
+    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     wanted = captures_by_row(captures, query_start_loc)
     single: list[int] = []
     for row in range(num_prefills):
@@ -38,11 +37,11 @@ def gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch
             single.append(row)
         elif end > start:
             slot = live_slots[row:row + 1]
+            state = _joined(recurrent.index_select(0, slot)[0], q.shape[1])
             piece = _Piece(context_lens[row] % CHUNK, end - start)
-            state = recurrent.index_select(0, slot)[0]
             state = piece.run(q[start:end], k[start:end], v[start:end], g[start:end], beta[start:end], state,
                               out[start:end], [(offset, recurrent[target]) for offset, target in wanted[row]])
-            recurrent.index_copy_(0, slot, state.unsqueeze(0))
+            recurrent.index_copy_(0, slot, _by_head(state, v.shape[1]).unsqueeze(0))
     if not single:
         if num_prefills < live_slots.shape[0]:
             start = query_start_loc[num_prefills]
@@ -67,22 +66,34 @@ def _normalised(x: torch.Tensor) -> torch.Tensor:
 
 def _step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
           recurrent: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """One token for each of n rows: q, k [n, HK, K] normalised, v [n, HV, V]. Returns [n, HV, V].
+    """One token for each of n rows: q, k [n, HK, K], v [n, HV, V]. Returns [n, HV, V].
 
     Both reads of the state, for the prediction and for the output, are one product with the state before the update:
     S_new^T q = exp(g) S^T q + (k . q) written.
     """
+    q, k = _normalised(q).mul_(q.shape[2]**-0.5), _normalised(k)
     repeat = v.shape[1] // q.shape[1]
     state = recurrent.index_select(0, slots)
     both = torch.stack((k, q), dim=2).repeat_interleave(repeat, dim=1)
     decay = g.exp().unsqueeze(-1)
-    read = torch.matmul(both, state) * decay.unsqueeze(-1)
-    written = (v - read[:, :, 0]) * beta.unsqueeze(-1)
+    read = torch.matmul(both, state).mul_(decay.unsqueeze(-1))
+    written = (v.float() - read[:, :, 0]).mul_(beta.unsqueeze(-1))
     overlap = (k * q).sum(-1).repeat_interleave(repeat, dim=1)
     out = torch.addcmul(read[:, :, 1], overlap.unsqueeze(-1), written)
     state.mul_(decay.unsqueeze(-1)).addcmul_(both[:, :, 0].unsqueeze(-1), written.unsqueeze(-2))
     recurrent.index_copy_(0, slots, state)
     return out
+
+
+def _joined(state: torch.Tensor, key_heads: int) -> torch.Tensor:
+    """[HV, K, V] -> [HK, K, R V]: the value heads of a key head side by side, so that one product reads them all."""
+    return state.view(key_heads, -1, *state.shape[1:]).transpose(1, 2).flatten(2)
+
+
+def _by_head(state: torch.Tensor, heads: int) -> torch.Tensor:
+    """[HK, K, R V] -> [HV, K, V]."""
+    key_heads, key, _ = state.shape
+    return state.view(key_heads, key, heads // key_heads, -1).transpose(1, 2).reshape(heads, key, -1)
 
 
 class _Piece:
@@ -105,7 +116,7 @@ class _Piece:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
             state: torch.Tensor, out: torch.Tensor, captures: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """Fills `out` and the captures' tensors; returns the state [HV, K, V] after the piece."""
+        """Fills `out` and the captures' tensors; returns the joined state after the piece."""
         for first in range(0, self.chunks, _GROUP):
             count = min(_GROUP, self.chunks - first)
             begin = first * self.size - self.lead
@@ -114,8 +125,12 @@ class _Piece:
             before, after = low - begin, end - high
             inside = [(offset - begin, target) for offset, target in captures if low < offset <= high]
             qs, ks, vs, gs, betas = (_padded(x[low:high], before, after) for x in (q, k, v, g, beta))
-            mixed, state = _chunks(qs, ks, vs, gs, betas, state, self.size, inside)
-            out[low:high] = mixed[before:before + high - low]
+            if before or after:
+                mixed = torch.empty(vs.shape, dtype=torch.float32, device=v.device)
+                state = _chunks(qs, ks, vs, gs, betas, state, self.size, mixed, inside)
+                out[low:high] = mixed[before:before + high - low]
+            else:
+                state = _chunks(qs, ks, vs, gs, betas, state, self.size, out[low:high], inside)
         return state
 
 
@@ -124,51 +139,62 @@ def _padded(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
 
 
 def _chunks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-            state: torch.Tensor, size: int,
-            captures: list[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """n whole chunks of one row: q, k [n size, HK, K]; v [n size, HV, V]; state [HV, K, V].
+            state: torch.Tensor, size: int, out: torch.Tensor,
+            captures: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """n whole chunks of one row: q, k [n size, HK, K]; v and out [n size, HV, V], out float32; the state joined.
 
-    Returns the output [n size, HV, V] and the state after it. `captures`: (tokens into these chunks, tensor to fill).
+    `captures`: (tokens into these chunks, [HV, K, V] to fill), ascending. Returns the joined state after the chunks.
     """
-    chunks, key_heads, heads = q.shape[0] // size, q.shape[1], v.shape[1]
+    chunks, key_heads, heads, value = q.shape[0] // size, q.shape[1], v.shape[1], v.shape[2]
     repeat = heads // key_heads
-    q, k, v = (x.view(chunks, size, *x.shape[1:]).transpose(1, 2).contiguous() for x in (q, k, v))
+    readers = torch.empty(chunks, key_heads, 2, size, q.shape[2], device=q.device)
+    for at, x, scale in ((0, k, 1.0), (1, q, q.shape[2]**-0.5)):
+        x = x.view(chunks, size, key_heads, -1).transpose(1, 2).float()
+        torch.mul(x, torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) * scale, out=readers[:, :, at])
+    k, readers = readers[:, :, 0], readers.flatten(2, 3)
+    v, out = (x.view(chunks, size, key_heads, repeat, value).permute(0, 2, 3, 1, 4) for x in (v, out))
     g, beta = (x.view(chunks, size, heads).transpose(1, 2).contiguous() for x in (g, beta))
-    decay = _pairwise_decay(g)
-    since_start = g.cumsum(-1).exp()
-    per_key_head = (chunks, key_heads, repeat, size, size)
 
-    keys_on_keys = torch.matmul(k, k.transpose(2, 3)).unsqueeze(2)
-    system = decay.view(per_key_head) * keys_on_keys * beta.view(chunks, key_heads, repeat, size, 1)
-    solved = _unit_lower_inverse(system.view(chunks, heads, size, size)).mul_(beta.unsqueeze(2))
-    fresh = torch.matmul(solved, v)
-    solved.mul_(since_start.unsqueeze(2))
-    stale = torch.matmul(solved.view(chunks, key_heads, repeat * size, size), k)
-    readers = torch.cat((stale.view(chunks, heads, size, -1), q.repeat_interleave(repeat, dim=1)), dim=2)
-    attention = (decay.view(per_key_head) * torch.matmul(q, k.transpose(2, 3)).unsqueeze(2)).view(
-        chunks, heads, size, size)
-    k = k.repeat_interleave(repeat, dim=1)
-    out = torch.empty_like(v)
+    decay = _pairwise_decay(g)
+    since_start = g.cumsum(-1).exp_().view(chunks, key_heads, repeat, size, 1)
+    products = torch.matmul(readers, k.transpose(2, 3)).unsqueeze(2)
+    decay = decay.view(chunks, key_heads, repeat, size, size)
+    system = (decay * products[..., :size, :]).mul_(beta.view(chunks, key_heads, repeat, size, 1))
+    solved = _unit_lower_inverse(system.view(-1, size, size)).view(chunks, heads, size, size)
+    solved.mul_(beta.unsqueeze(2))
+    attention = (decay * products[..., size:, :]).view(chunks, heads, size, size)
+
+    written = torch.empty(key_heads, repeat, size, value, device=q.device)
     todo = list(captures)
     for c in range(chunks):
-        read = torch.bmm(readers[c], state)
-        values = fresh[c] - read[:, :size]
-        torch.baddbmm(read[:, size:] * since_start[c].unsqueeze(2), attention[c], values, out=out[c])
+        read = torch.bmm(readers[c], state).view(key_heads, 2 * size, repeat, value).transpose(1, 2)
+        torch.addcmul(v[c].float(), read[:, :, :size], since_start[c], value=-1, out=written)
+        values = torch.bmm(solved[c], written.view(heads, size, value))
+        torch.mul(read[:, :, size:], since_start[c], out=written)
+        mixed = written.view(heads, size, value).baddbmm_(attention[c], values)
+        out[c].copy_(mixed.view(key_heads, repeat, size, value))
+        values = values.view(key_heads, repeat, size, value)
         while todo and todo[0][0] < (c + 1) * size:
-            row = todo[0][0] - c * size
-            todo.pop(0)[1].copy_(_advance(state, k[c], values, decay[c], since_start[c], row))
-        state = _advance(state, k[c], values, decay[c], since_start[c], size)
+            offset, target = todo.pop(0)
+            inner = _advanced(state, k[c], values, decay[c], since_start[c], offset - c * size)
+            target.copy_(_by_head(inner, heads))
+        state = _advanced(state, k[c], values, decay[c], since_start[c], size)
         while todo and todo[0][0] == (c + 1) * size:
-            todo.pop(0)[1].copy_(state)
-    return out.transpose(1, 2).reshape(chunks * size, heads, -1), state
+            todo.pop(0)[1].copy_(_by_head(state, heads))
+    return state
 
 
-def _advance(state: torch.Tensor, k: torch.Tensor, values: torch.Tensor, decay: torch.Tensor,
-             since_start: torch.Tensor, count: int) -> torch.Tensor:
-    """The state after the first `count` tokens of a chunk, from the one before it and the chunk's written values."""
-    weighted = values[:, :count] * decay[:, count - 1, :count].unsqueeze(2)
-    carried = state * since_start[:, count - 1, None, None]
-    return carried.baddbmm_(k[:, :count].transpose(1, 2), weighted)
+def _advanced(state: torch.Tensor, k: torch.Tensor, values: torch.Tensor, decay: torch.Tensor,
+              since_start: torch.Tensor, count: int) -> torch.Tensor:
+    """The joined state after the first `count` tokens of a chunk, from the one before it.
+
+    k [HK, C, K]; values [HK, R, C, V], what each token writes; decay [HK, R, C, C]; since_start [HK, R, C, 1].
+    """
+    key_heads, repeat, _, value = values.shape
+    weighted = torch.empty(key_heads, count, repeat, value, device=values.device)
+    torch.mul(values[:, :, :count], decay[:, :, count - 1, :count, None], out=weighted.transpose(1, 2))
+    carried = state.view(key_heads, -1, repeat, value) * since_start[:, None, :, count - 1]
+    return carried.flatten(2).baddbmm_(k[:, :count].transpose(1, 2), weighted.flatten(2))
 
 
 def _pairwise_decay(g: torch.Tensor) -> torch.Tensor:
