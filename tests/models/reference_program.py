@@ -2,10 +2,11 @@
 
     python reference_program.py OUT SLICE
 
-OUT/<shape>/ becomes a checkpoint, OUT/<shape>.npz its reference: per prompt of n tokens, `tokens<n>` (greedy) and
-`logprobs<n>` [n + new tokens, vocabulary] float32, the distribution after each token. SLICE is a bench slice;
-OUT/slice.npz holds the same of it in float32, and of bfloat16 (teacher-forced by the float32 tokens) `bfloat16_<n>`,
-and `chunked_<n>`, the same again in pieces of 16.
+OUT/<shape>/ becomes a checkpoint, OUT/<shape>.npz its reference: per prompt of n tokens `tokens<n>` (greedy) and
+`logprobs<n>` [n + new tokens, vocabulary] float32, the distribution after each token; and `spread`, how far transformers
+is from itself on the longest prompt, fed whole and token by token. SLICE is a bench slice; OUT/slice.npz holds the same
+of it in float32, and of bfloat16 (teacher-forced by the float32 tokens) `bfloat16_<n>`, and `chunked_<n>`, the same again
+in pieces of 16.
 """
 import json
 import sys
@@ -17,9 +18,8 @@ import transformers
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shapes import NEW_TOKENS, PROMPT_LENGTHS, SHAPES, Shape, prompt  # noqa: E402
+from shapes import NEW_TOKENS, PROMPT_LENGTHS, SHAPES, SLICE_LENGTHS, Shape, prompt  # noqa: E402
 
-SLICE_LENGTHS = (5, 67)
 PIECE = 16
 VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 4,
           "num_position_embeddings": 16}
@@ -102,6 +102,8 @@ def tiny(shape: Shape, out: Path) -> None:
     for length in PROMPT_LENGTHS:
         tokens, logprobs = greedy(model, prompt(length))
         found.update({f"tokens{length}": np.array(tokens), f"logprobs{length}": logprobs.numpy()})
+    longest = prompt(max(PROMPT_LENGTHS))
+    found["spread"] = (forced(model, longest, len(longest)) - forced(model, longest, 1)).abs().max().numpy()
     np.savez(out / f"{shape.name}.npz", **found)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROMPT_LENGTHS = (1, 2, 5, 67, 150)
+SLICE_LENGTHS = (5, 67)
 NEW_TOKENS = 8
 VOCABULARY = 131
 
