@@ -149,9 +149,7 @@ def _print_states(plan: Plan) -> None:
     for finding in plan.findings:
         piece = finding.piece
         drifted = " (drift)" if finding.drift and finding.state is not State.DRIFT else ""
-        print(
-            f"{finding.state.value + drifted:8} {piece.row.kind:11} {piece.path}  {piece.row.id}"
-        )
+        print(f"{finding.state.value + drifted:8} {piece.row.kind:11} {piece.path}  {piece.row.id}")
     for path, marker in plan.leaving.items():
         print(f"{State.STALE.value:8} {'no row':11} {path}  {marker}")
     counts = Counter(finding.state.value for finding in plan.findings)

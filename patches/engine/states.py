@@ -1,4 +1,4 @@
-"""In which state each target is, by looking at bytes only: the receipt is not asked, so it may be lost."""
+"""In which state each target is, by looking at its bytes; a lost receipt does no harm."""
 
 from __future__ import annotations
 
@@ -87,14 +87,9 @@ class Examination:
         current = self._tree.read(piece.path)
         deployed = Content(with_marker(piece.source.read_bytes(), piece.path, piece.row.id))
         if current is not None and self._tree.marker(piece.path) is None:
-            raise _No(
-                State.FOREIGN, "a file that is not ours lies where ours belongs: move it away, or choose another target"
-            )
+            raise _No(State.FOREIGN, "a file that is not ours lies where ours belongs: move it away, or rename ours")
         if current is not None and self._tree.read(kept_path(piece.path)) is not None:
-            raise _No(
-                State.FOREIGN,
-                "stock has a file of that name, so the row is no addition: make it an extension or an edit",
-            )
+            raise _No(State.FOREIGN, "stock has a file of that name, so the row is no addition: make it an extension")
         return Finding(piece, _progress(current, deployed), deployed=deployed)
 
     def _change(self, piece: Piece, drift: str) -> Finding:
@@ -102,11 +97,7 @@ class Examination:
         original = self._tree.original(piece.path)
         kept = self._tree.read(kept_path(piece.path))
         if original is None:
-            lost = (
-                f"the stock file that ours stands on, {kept_path(piece.path)}, is gone"
-                if ours
-                else "stock has no such file"
-            )
+            lost = f"{kept_path(piece.path)}, which ours stands on, is gone" if ours else "stock has no such file"
             raise _No(State.MISSING, f"{lost}: install vLLM 0.6.3 anew")
         if not ours and kept is not None and kept_path(piece.path) not in self._tree.left_behind:
             raise _No(State.FOREIGN, f"{kept_path(piece.path)} exists and is not ours: move it away")
@@ -136,10 +127,7 @@ class Examination:
         for symbol in row.symbols:
             path, name = symbol_place(row, symbol)
             if self._tree.original(path) is None:
-                raise _No(
-                    State.MISSING,
-                    f"{path}, where the row's symbol {name} stands, does not exist: install vLLM 0.6.3 anew",
-                )
+                raise _No(State.MISSING, f"{path}, which has the row's symbol {name}, is gone: install vLLM 0.6.3 anew")
             digests = self._digests(path)
             here = digests.symbols.get(name) if digests else None
             for pin, stock in self._pins.stock[path].items():

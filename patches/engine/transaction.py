@@ -31,10 +31,11 @@ def locked(tree: Path) -> Iterator[None]:
     """Holds the tree for this process. Raises Refused when another does. The lock dies with its process."""
     descriptor = os.open(tree, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another patch_ops.sh is working on {tree}: wait for it") from None
         yield
-    except BlockingIOError:
-        raise Refused(f"another patch_ops.sh is working on {tree}: wait for it") from None
     finally:
         os.close(descriptor)
 
@@ -57,6 +58,7 @@ def change(tree: Path, changes: Mapping[str, Content | None], action: str) -> No
                 f"{action} failed ({error}), and everything was undone: remove the cause and try again"
             ) from error
         raise
+    files.sync_folder(tree)
     _forget(tree)
 
 

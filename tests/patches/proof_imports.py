@@ -2,9 +2,9 @@
 
 usage: python proof_imports.py VLLM_FOLDER   (exit status 1 and one line per target that is not ours)
 
-Every target that stock has is the first vllm module of an interpreter of its own, because what is imported first decides
-in which order stock and ours meet; the additions share one. The interpreters are forks of this one, which has imported
-all that vllm imports but nothing of vllm, so that each costs half a second and not six.
+Every target that stock has is the first vllm module of an interpreter of its own, because what is imported first
+decides in which order stock and ours meet; the additions share one. The interpreters are forks of this one, which has
+imported all that vllm imports but nothing of vllm, so that each costs half a second and not six.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(tree: Path) -> int:
 
 
 def modules_of_others(targets: list[str]) -> list[str]:
-    """Modules that another interpreter holds after importing the targets, vllm's own left out, in the order of import."""
+    """Modules that another interpreter holds after importing the targets, except vllm's, in the order of import."""
     code = (
         f"import sys, importlib; [importlib.import_module(name) for name in {targets!r}]\n"
         # Some packages put objects and aliases among the modules, which have no file under that name.

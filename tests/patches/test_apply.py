@@ -144,6 +144,7 @@ def test_lost_receipt_is_written_anew(world: World) -> None:
     assert "overlay/receipt.json does not exist: run" in world.refused("verify")
     assert "applied: 1 changes" in world.must("")
     (world.tree / "overlay/receipt.json").write_text("{")
+    assert "overlay/receipt.json is broken" in world.refused("verify")
     assert "applied: 1 changes" in world.must("")
     (world.tree / "overlay/receipt.json").unlink()
     world.must("revert")

@@ -133,7 +133,8 @@ def test_neither_torch_nor_vllm_is_imported(tree: Path) -> None:
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from patches.engine.cli import main\n"
         f"status = [main(['--root', {str(tree)!r}, c]) for c in ('plan', 'apply', 'verify', 'status', 'revert')]\n"
-        "print(status, sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'vllm', 'transformers', 'numpy'}))\n"
+        "heavy = {'torch', 'vllm', 'transformers', 'numpy'}\n"
+        "print(status, sorted({name.partition('.')[0] for name in sys.modules} & heavy))\n"
     )
     done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0] []", done

@@ -52,16 +52,13 @@ def test_foreign_shows_both_digests(world: World) -> None:
 def test_missing_stock_file(world: World) -> None:
     (world.tree / "sampler.py").unlink()
     printed = world.refused()
-    assert (
-        "sampler.py: MISSING: sampler.py, where the row's symbol sample stands, does not exist: install vLLM 0.6.3"
-        in printed
-    )
+    assert "sampler.py: MISSING: sampler.py, which has the row's symbol sample, is gone: install vLLM 0.6.3" in printed
 
 
 def test_original_lost(world: World) -> None:
     world.must("apply")
     (world.tree / "sampler_stock.py").unlink()
-    assert "sampler.py: MISSING: sampler.py, where" in world.refused()
+    assert "sampler.py: MISSING: sampler.py, which" in world.refused()
     assert "sampler_stock.py, the stock file that sampler.py replaced, is gone: install vLLM" in world.refused("revert")
     assert "not verified: sampler_stock.py is in the receipt and does not exist" in world.refused("verify")
 

@@ -75,7 +75,7 @@ def test_receipt_that_disagrees_with_itself(world: World, old: str, new: str) ->
     assert "the receipt does not agree with itself" in refusal(world)
 
 
-@pytest.mark.parametrize("content", [None, "{"])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"overlays": []}'])
 def test_no_usable_receipt(world: World, content: str | None) -> None:
     file = world.tree / "overlay/receipt.json"
     if content is None:

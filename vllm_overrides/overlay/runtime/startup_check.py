@@ -52,16 +52,18 @@ def check_target(path: str) -> None:
 def _receipt() -> dict[str, Any]:
     path = _TREE / "overlay" / "receipt.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"vllm overlay: no usable receipt ({error}): {_ADVICE}") from None
+        receipt = json.loads(path.read_text(encoding="utf-8"))
+        agrees = receipt["manifest"] == _manifest_hash(receipt) and receipt["count"] == len(receipt["overlays"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SystemExit(f"vllm overlay: no usable receipt ({error!r}): {_ADVICE}") from None
+    if not agrees:
+        raise SystemExit(f"vllm overlay: the receipt does not agree with itself: {_ADVICE}")
+    return receipt
 
 
 def _problems(receipt: dict[str, Any], import_targets: bool) -> Iterator[str]:
     if (_TREE / _JOURNAL).exists():
         yield "an apply or revert was killed half-way"
-    if receipt["manifest"] != _manifest_hash(receipt) or receipt["count"] != len(receipt["overlays"]):
-        yield "the receipt does not agree with itself"
     for overlay in receipt["overlays"]:
         for file in overlay["files"]:
             yield from _file_problems(file["path"], file["sha256"])
