@@ -147,7 +147,7 @@ def _chunks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, 
     """
     chunks, key_heads, heads, value = q.shape[0] // size, q.shape[1], v.shape[1], v.shape[2]
     repeat = heads // key_heads
-    readers = torch.empty(chunks, key_heads, 2, size, q.shape[2], device=q.device)
+    readers = torch.empty(chunks, key_heads, 2, size, q.shape[2], dtype=torch.float32, device=q.device)
     for at, x, scale in ((0, k, 1.0), (1, q, q.shape[2]**-0.5)):
         x = x.view(chunks, size, key_heads, -1).transpose(1, 2).float()
         torch.mul(x, torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) * scale, out=readers[:, :, at])
@@ -164,7 +164,7 @@ def _chunks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, 
     solved.mul_(beta.unsqueeze(2))
     attention = (decay * products[..., size:, :]).view(chunks, heads, size, size)
 
-    written = torch.empty(key_heads, repeat, size, value, device=q.device)
+    written = torch.empty(key_heads, repeat, size, value, dtype=torch.float32, device=q.device)
     todo = list(captures)
     for c in range(chunks):
         read = torch.bmm(readers[c], state).view(key_heads, 2 * size, repeat, value).transpose(1, 2)
@@ -191,7 +191,7 @@ def _advanced(state: torch.Tensor, k: torch.Tensor, values: torch.Tensor, decay:
     k [HK, C, K]; values [HK, R, C, V], what each token writes; decay [HK, R, C, C]; since_start [HK, R, C, 1].
     """
     key_heads, repeat, _, value = values.shape
-    weighted = torch.empty(key_heads, count, repeat, value, device=values.device)
+    weighted = torch.empty(key_heads, count, repeat, value, dtype=torch.float32, device=values.device)
     torch.mul(values[:, :, :count], decay[:, :, count - 1, :count, None], out=weighted.transpose(1, 2))
     carried = state.view(key_heads, -1, repeat, value) * since_start[:, None, :, count - 1]
     return carried.flatten(2).baddbmm_(k[:, :count].transpose(1, 2), weighted.flatten(2))
