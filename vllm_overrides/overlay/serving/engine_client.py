@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import signal
 import tempfile
@@ -20,7 +21,7 @@ from vllm.overlay.serving.errors import StartError, one_line
 logger = init_logger(__name__)
 
 # Longest wait for an engine process that was told to end, in seconds.
-_END_PATIENCE = 5.0
+_END_PATIENCE = 10.0
 # How often an engine in this process is looked at, in seconds.
 _LOOK_S = 0.5
 
@@ -43,6 +44,8 @@ def run_engine(engine_args: Any, usage_context: Any, ipc_path: str, report: Conn
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         engine = MQLLMEngine.from_engine_args(engine_args=engine_args, usage_context=usage_context, ipc_path=ipc_path)
+    except KeyboardInterrupt:
+        raise SystemExit(0) from None
     except Exception as error:
         logger.exception("the engine could not start")
         report.send(one_line(error))
@@ -136,6 +139,9 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
         if process.exitcode is None:
             process.kill()
             process.join()
+        # What an engine that was killed leaves behind: the files of its sockets.
+        for left in glob.glob(f"{ipc_path.removeprefix('ipc://')}_*"):
+            os.unlink(left)
         _forget_metrics(process.pid)
         if metrics is not None:
             os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)

@@ -1,0 +1,99 @@
+"""The end of a server: what is under way is finished, or told; the exit code says which."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import httpx
+import pytest
+from tests.helpers.fake_engine import USER, FakeEngine, settings, tokenizer
+
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.overlay.runtime import startup_check
+from vllm.overlay.serving import engine_client, server
+from vllm.overlay.serving.errors import StartError
+from vllm.overlay.serving.service import Service
+from vllm.utils import FlexibleArgumentParser
+
+
+class Running:
+    """A server on a real port over a fake engine."""
+
+    def __init__(self, engine: FakeEngine, *arguments: str) -> None:
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", "--host", "127.0.0.1", *arguments])
+        sock = server.bind("127.0.0.1", 0)
+        self.port = sock.getsockname()[1]
+        self.engine = engine_client.Engine(engine)
+        self.task = asyncio.ensure_future(
+            server._listen(args, sock, self.engine, Service(engine, tokenizer(), settings()), {}))
+
+    async def request(self, **body) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=20) as http:
+            for _ in range(100):
+                try:
+                    return await http.post(f"http://127.0.0.1:{self.port}/v1/chat/completions",
+                                           json={"model": "llm", "messages": USER, "thinking": False, **body})
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.02)
+        raise AssertionError("the server does not listen")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_what_is_under_way_is_finished(number):
+    engine = FakeEngine("word " * 20, delay=0.005)
+    running = Running(engine)
+    answer = asyncio.ensure_future(running.request())
+    streamed = asyncio.ensure_future(running.request(stream=True))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), number)
+    assert (await answer).json()["choices"][0]["message"]["content"] == "word " * 20
+    assert (await streamed).text.endswith("data: [DONE]\n\n")
+    await asyncio.wait_for(running.task, 5)
+    assert not engine.aborted
+    with pytest.raises(AssertionError, match="does not listen"):
+        await running.request()
+
+
+@pytest.mark.parametrize("how", ["time", "second signal"])
+async def test_but_not_for_ever(how):
+    engine = FakeEngine("word " * 500, delay=0.05)
+    running = Running(engine, "--shutdown-timeout", "1" if how == "time" else "60")
+    request = asyncio.ensure_future(running.request())
+    await asyncio.wait_for(engine.running.wait(), 10)
+    os.kill(os.getpid(), signal.SIGTERM)
+    if how == "second signal":
+        await asyncio.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running.task, 10)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_the_engine_is_gone():
+    """Requests fail, the server ends by itself, and says why."""
+    engine = FakeEngine("word " * 500, delay=0.05)
+    running = Running(engine)
+    request = asyncio.ensure_future(running.request())
+    await asyncio.wait_for(engine.running.wait(), 10)
+    engine.error = RuntimeError("the engine is gone")
+    running.engine.failed.set_result("the machine ran out of memory")
+    response = await asyncio.wait_for(request, 10)
+    assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+    with pytest.raises(StartError, match="the engine is gone: the machine ran out of memory"):
+        await asyncio.wait_for(running.task, 10)
+
+
+async def test_a_failed_start_is_one_line_and_exit_code_1(monkeypatch, capsys):
+    monkeypatch.setattr(startup_check, "check_deployed", lambda: None)
+    sock = server.bind("127.0.0.1", 0)
+    sock.listen()
+    port = sock.getsockname()[1]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", "--host", "127.0.0.1", "--port", str(port)])
+    with sock, pytest.raises(SystemExit) as caught:
+        await server.run_server(args)
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == (f"vllm: error: cannot listen on 127.0.0.1 port {port}: Address already in use; choose "
+                                       "another with --port\n")

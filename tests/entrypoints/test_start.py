@@ -1,0 +1,156 @@
+"""Starts that cannot succeed: each is one line, raised before the time that loading a model takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+
+import pytest
+from tests.helpers.fake_engine import SMALL, FakeEngine, settings, tokenizer
+from tests.helpers.tiny_models import make_qwen2
+from tests.helpers.tokenizer import tokenizer_folder
+
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.overlay.serving import engine_client, server
+from vllm.overlay.serving.errors import StartError, one_line
+from vllm.overlay.serving.service import Service
+from vllm.utils import FlexibleArgumentParser
+
+
+def arguments(*extra: str):
+    return make_arg_parser(FlexibleArgumentParser()).parse_args(list(extra))
+
+
+def test_a_port_in_use():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StartError, match=f"127.0.0.1 port {port}: Address already in use.*--port"):
+            server.bind("127.0.0.1", port)
+        with pytest.raises(StartError, match="Address already in use"):
+            server.bind(None, port)
+    server.bind("127.0.0.1", port).close()
+
+
+def test_a_bound_socket_refuses_until_the_server_listens():
+    sock = server.bind("127.0.0.1", 0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(sock.getsockname(), timeout=1)
+    sock.close()
+
+
+@pytest.mark.parametrize(("extra", "words"), [
+    (["--reasoning-parser", "qwen4"], "--reasoning-parser qwen4 is not known; choose from qwen3"),
+    (["--tool-call-parser", "hermes"], "--tool-call-parser hermes is not known; choose from qwen3_coder"),
+    (["--enable-auto-tool-choice"], "--enable-auto-tool-choice needs --tool-call-parser"),
+    (["--lora-modules", "a=b"], "--lora-modules"),
+    (["--model", "/no/such/folder"], "there is no checkpoint at /no/such/folder"),
+])
+def test_options(extra, words):
+    with pytest.raises(StartError, match=words):
+        server.check_args(arguments(*extra))
+
+
+async def start_failure(model, *extra: str) -> str:
+    """Why a server over this folder does not start; nothing of it reaches an engine."""
+    args = arguments("--model", str(model), "--dtype", "float32", *extra)
+    with server.bind("127.0.0.1", 0) as sock, pytest.raises(StartError) as caught:
+        await server._serve(args, sock, {})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def model(tmp_path):
+    make_qwen2(tmp_path / "model")
+    for file in tokenizer_folder(small=SMALL).iterdir():
+        shutil.copy(file, tmp_path / "model")
+    return tmp_path / "model"
+
+
+async def test_an_unknown_architecture(model):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchForCausalLM"]}))
+    line = await start_failure(model)
+    assert "NoSuchForCausalLM" in line and "not supported" in line and len(line) < 400, line
+
+
+async def test_an_unknown_model_type(model):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "nosuch"}))
+    assert "nosuch" in await start_failure(model)
+
+
+async def test_a_context_that_the_model_does_not_have(model):
+    assert "max_model_len" in await start_failure(model, "--max-model-len", "100000")
+
+
+async def test_a_tokenizer_without_the_control_tokens(model):
+    tokens = json.loads((model / "tokenizer.json").read_text())
+    tokens["added_tokens"] = [token for token in tokens["added_tokens"] if "think" not in token["content"]]
+    (model / "tokenizer.json").write_text(json.dumps(tokens))
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {i: token for i, token in config["added_tokens_decoder"].items()
+                                      if "think" not in token["content"]}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    line = await start_failure(model, "--reasoning-parser", "qwen3", "--tool-call-parser", "qwen3_coder")
+    assert "<think>" in line and "</think>" in line and "<tool_call>" not in line and "--reasoning-parser" in line, line
+
+
+async def test_no_tokenizer(model):
+    (model / "tokenizer.json").unlink()
+    assert str(model) in await start_failure(model)
+
+
+async def test_a_broken_generation_config(model):
+    (model / "generation_config.json").write_text('{"temperature": "warm"}')
+    assert "temperature" in await start_failure(model)
+
+
+def test_sampling_defaults(model):
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": true}')
+    assert server.sampling_defaults("auto", str(model)) == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    assert server.sampling_defaults("vllm", str(model)) == {}
+    assert server.sampling_defaults(str(model), "/elsewhere") == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+async def test_no_first_token():
+    """Ready means that a token was produced: where that fails, the server does not start."""
+    service = Service(FakeEngine(error=RuntimeError("the card is sick")), tokenizer(), settings())
+    with pytest.raises(StartError, match="first token could not be produced: the card is sick"):
+        await server.warm_up(service)
+    healthy = FakeEngine()
+    await server.warm_up(Service(healthy, tokenizer(), settings()))
+    assert healthy.requests[0][1].max_tokens == 1
+
+
+async def test_the_engine_ends_while_the_server_waits():
+    engine = engine_client.Engine(FakeEngine())
+    asyncio.get_running_loop().call_later(0.05, engine.failed.set_result, "killed by signal 9")
+    with pytest.raises(StartError, match="killed by signal 9"):
+        await server._while_alive(engine, asyncio.sleep(30))
+
+
+@pytest.mark.parametrize(("error", "line"), [
+    (ValueError("two\n  lines"), "two lines"),
+    (KeyError("x"), "KeyError: 'x'"),
+    (RuntimeError(), "RuntimeError: "),
+    (ValueError("['X'] are not supported for now. Supported architectures: dict_keys([1, 2])"), "['X'] are not supported for now."),
+])
+def test_one_line(error, line):
+    assert one_line(error) == line
+
+
+@pytest.mark.parametrize(("extra", "changes", "line"), [
+    ([], {}, "curl http://127.0.0.1:8000/v1/chat/completions "),
+    (["--host", "0.0.0.0", "--port", "9"], {}, "curl http://127.0.0.1:9/v1/chat/completions "),
+    (["--host", "::1"], {}, "curl http://[::1]:8000/v1/chat/completions "),
+    (["--host", "box", "--root-path", "/api"], {}, "curl http://box:8000/api/v1/chat/completions "),
+    (["--api-key", "k"], {}, " -H 'Authorization: Bearer YOUR_KEY' "),
+])
+def test_ready_lines(extra, changes, line):
+    text = server.ready_lines(arguments(*extra), Service(FakeEngine(), tokenizer(), settings(**changes)))
+    assert text.startswith("Ready: llm at http") and line in text and "context 4096" in text, text
