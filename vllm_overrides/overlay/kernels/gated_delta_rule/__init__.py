@@ -63,7 +63,7 @@ def gated_delta_rule(q: torch.Tensor,
             multiple of 64. Rows without prefill may hold any value.
 
     Returns:
-        o [T, HV, V] float32.
+        o [T, HV, V] float32. A non-finite input reaches its own row only, but there also earlier tokens of its chunk.
 
     Raises:
         ValueError: head counts, rows or captures that do not fit together.
