@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.models.shapes import moe, text
@@ -23,8 +24,8 @@ def ask_reference(folder: Path) -> None:
                                 f"`make env-reference` makes the environment with Hugging Face transformers 5")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     slice_folder = folder / "slice"
-    for command in ([sys.executable, ROOT / "worklogs/make_slice.py", "--experts", "8", "--vocab", "8192", slice_folder],
-                    [python, Path(__file__).with_name("reference_program.py"), folder, slice_folder]):
+    make_slice = [sys.executable, ROOT / "worklogs/make_slice.py", "--experts", "8", "--vocab", "8192", slice_folder]
+    for command in (make_slice, [python, Path(__file__).with_name("reference_program.py"), folder, slice_folder]):
         done = subprocess.run([str(part) for part in command], env=environment, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)
         if done.returncode:
@@ -60,5 +61,11 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
               "model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"], "dtype": "float32",
               "tie_word_embeddings": False}
     folder = tmp_path_factory.mktemp("hybrid") / "checkpoint"
-    write_checkpoint(folder, config, seed=3)
+    write_checkpoint(folder, config, seed=3, adjust=flatter)
     return folder
+
+
+def flatter(name: str, _first: int, block: np.ndarray) -> None:
+    """Logits of deviation 1/2: rounding, which grows with them, then stays well below the law's 1e-5."""
+    if name == "lm_head.weight":
+        block /= 4

@@ -3,10 +3,10 @@
     python reference_program.py OUT SLICE
 
 OUT/<shape>/ becomes a checkpoint, OUT/<shape>.npz its reference: per prompt of n tokens `tokens<n>` (greedy) and
-`logprobs<n>` [n + new tokens, vocabulary] float32, the distribution after each token; and `spread`, how far transformers
-is from itself on the longest prompt, fed whole and token by token. SLICE is a bench slice; OUT/slice.npz holds the same
-of it in float32, and of bfloat16 (teacher-forced by the float32 tokens) `bfloat16_<n>`, and `chunked_<n>`, the same again
-in pieces of 16.
+`logprobs<n>` [n + new tokens, vocabulary] float32, the distribution after each token; and `spread`, how far
+transformers is from itself on the longest prompt, fed whole and token by token. SLICE is a bench slice; OUT/slice.npz
+holds the same of it in float32, and of bfloat16 (teacher-forced by the float32 tokens) `bfloat16_<n>`, and
+`chunked_<n>`, the same again in pieces of 16.
 """
 import json
 import sys

@@ -48,8 +48,8 @@ def test_every_shape_in_float32(shape, reference):
         found, parted = found + some, parted + tie
     worst, typical = max(found), float(np.sqrt(np.mean(np.square(found))))
     deviation, spread = float(expected[f"logprobs{PROMPT_LENGTHS[-1]}"].std()), float(expected["spread"])
-    print(f"{shape.name}: {len(found)} logprobs of deviation {deviation:.1f} differ by {worst:.1e} at most, {typical:.1e} in "
-          f"the mean square; transformers from itself by {spread:.1e} at most; {parted} ties")
+    print(f"{shape.name}: {len(found)} logprobs of deviation {deviation:.1f} differ by {worst:.1e} at most, "
+          f"{typical:.1e} in the mean square; transformers from itself by {spread:.1e} at most; {parted} ties")
     assert deviation > 1, "the reference is too flat to show an error"
     assert typical < TYPICAL
     # Where a readout nearly cancels, the norm after it magnifies rounding, transformers' own included.
@@ -77,8 +77,8 @@ def test_bench_slice_in_float32(reference):
 
 
 def test_bench_slice_in_bfloat16(reference):
-    """Not farther from the float32 truth than transformers in bfloat16; and cut in pieces, within twice transformers' own
-    spread between one piece and pieces of 16."""
+    """Not farther from the float32 truth than transformers in bfloat16; and cut in pieces of 16, within twice
+    transformers' own spread under the same cut."""
     expected = np.load(reference / "slice.npz")
     whole = slice_outputs(reference / "slice", expected, "bfloat16", 512)
     pieces = slice_outputs(reference / "slice", expected, "bfloat16", 16)

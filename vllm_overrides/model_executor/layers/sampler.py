@@ -1,8 +1,25 @@
-"""Stock's sampler with the filters of `vllm.overlay.kernels.sampling`: no vocabulary is sorted where top-k is small."""
+"""Stock's sampler with the filters of `vllm.overlay.kernels.sampling`: no vocabulary is sorted where top-k is small.
+
+And each seeded request draws from its own generator. Stock walks over all groups of the step, those that sample nothing
+because their prompt is not complete included, and so gives a row the generator of another request.
+"""
+from typing import Any
+
+import torch
+
 from vllm.model_executor.layers import sampler_stock as _stock
 from vllm.overlay.kernels import sampling
 from vllm.overlay.rebind import rebind
 
+_stock_multinomial = _stock._multinomial
+
+
+def _multinomial(probs: torch.Tensor, num_samples: int, seq_groups: list[Any] | None = None) -> torch.Tensor:
+    sampling_groups = None if seq_groups is None else [group for group in seq_groups if group.do_sample]
+    return _stock_multinomial(probs, num_samples, sampling_groups)
+
+
+rebind(_stock, "_multinomial", _multinomial)
 rebind(_stock, "_apply_top_k_top_p", sampling.apply_top_k_top_p)
 rebind(_stock, "_apply_min_p", sampling.apply_min_p)
 
