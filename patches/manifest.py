@@ -359,6 +359,20 @@ WORKER: tuple[Overlay, ...] = (
         test="tests/worker/test_one_code_path.py",
     ),
     Overlay(
+        id="ranks-end-with-the-engine",
+        kind="extension",
+        target="executor/multiproc_gpu_executor.py",
+        symbols=("MultiprocessingGPUExecutor", "MultiprocessingGPUExecutorAsync", "MultiprocessingGPUExecutor._init_executor",
+                 "MultiprocessingGPUExecutor.shutdown", "executor/multiproc_worker_utils.py:WorkerMonitor",
+                 "executor/multiproc_worker_utils.py:ProcessWorkerWrapper"),
+        reason="With several ranks stock hangs at exit and after a failed start: it ends its processes by a queue, from a destructor. "
+               "It also cannot be imported where Triton is not installed.",
+        upstream="Not for upstream: vLLM V1 replaced the executor.",
+        remove_when="a program that makes an engine of two ranks and returns from main ends by itself on the pin",
+        requires=("start-up-checks",),
+        test="tests/worker/test_two_ranks.py",
+    ),
+    Overlay(
         id="gpu-executor-on-cpu",
         kind="extension",
         target="executor/cpu_executor.py",
@@ -368,7 +382,7 @@ WORKER: tuple[Overlay, ...] = (
         reason="Stock's CPU executor casts float16 to bfloat16 and switches chunked prefill and prefix caching off.",
         upstream="https://github.com/vllm-project/vllm/pull/10355",
         remove_when="the pin's CPU executor leaves dtype, chunked prefill and prefix caching as asked",
-        requires=("gpu-worker-on-cpu", "start-up-checks"),
+        requires=("gpu-worker-on-cpu", "ranks-end-with-the-engine"),
         test="tests/worker/test_one_code_path.py",
     ),
 )

@@ -1,4 +1,5 @@
-"""The HTTP application over an engine that says what a test tells it to: no model, no process, real tokenizer and template."""
+"""The HTTP application over an engine that says what a test tells it to: no model, no process, real tokenizer and
+template."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.testclient import TestClient
-from tests.helpers.tokenizer import tokenizer_folder
 from transformers import AutoTokenizer
 
+from tests.helpers.tokenizer import tokenizer_folder
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.overlay.serving.app import build_app
@@ -34,10 +35,11 @@ def ids(text: str) -> list[int]:
 
 
 class FakeEngine:
-    """An EngineClient. Each choice i of a request gets ``answers[i]``: text, which ends by end-of-turn unless max_tokens cuts it.
+    """An EngineClient. Each choice i of a request gets ``answers[i]``: text, which ends by end-of-turn unless
+    max_tokens cuts it.
 
-    requests: what was asked of it; aborted: ids of requests that were closed before they were finished; generated: tokens given.
-    """
+    requests: what was asked of it; aborted: ids of requests that were closed before they were finished; generated:
+    tokens given. """
 
     def __init__(self, *answers: str, together: int = 1, delay: float = 0.0, prefill: int = 0,
                  error: Exception | None = None, error_after: int = 0) -> None:
@@ -127,7 +129,8 @@ def alternatives(token: int, count: int) -> dict[int, Logprob]:
 
 
 def settings(**changes: Any) -> Settings:
-    return Settings(**{"model_names": ("llm", "alias"), "model_path": "/model", "max_model_len": 4096, "reasoning_parser": "qwen3",
+    return Settings(**{"model_names": ("llm", "alias"), "model_path": "/model", "max_model_len": 4096,
+                       "reasoning_parser": "qwen3",
                        "tool_call_parser": "qwen3_coder", "auto_tools": True, **changes})
 
 

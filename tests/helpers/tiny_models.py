@@ -2,6 +2,7 @@
 
 The weights are drawn with a large deviation, so that greedy output wanders over the vocabulary instead of looping.
 """
+import json
 import os
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
@@ -24,6 +25,10 @@ def make_qwen2(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, 
     model = Qwen2ForCausalLM(config).to(dtype)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder, safe_serialization=True)
+    if "architectures" in sizes:
+        # Saving writes the class's own name.
+        fields = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**fields, "architectures": sizes["architectures"]}))
     return folder
 
 

@@ -51,7 +51,9 @@ def register() -> None:
         return
 
     class ToyRecurrentForCausalLM(Qwen2ForCausalLM):
-        steps: List[Any] = []
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.steps: List[Any] = []      # What get_state_step() gave in each forward pass.
 
         def get_state_spec(self) -> StateSpec:
             hidden = self.config.hidden_size

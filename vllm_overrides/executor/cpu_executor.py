@@ -10,16 +10,10 @@ from typing import Any, Callable, Optional, Tuple, Type
 
 import torch
 
+from vllm.executor import cpu_executor_stock as _stock
+from vllm.executor.multiproc_gpu_executor import MultiprocessingGPUExecutor, MultiprocessingGPUExecutorAsync
 from vllm.overlay.runtime import platform_cpu
-
-platform_cpu.provide_triton_cache_manager()
-
-from vllm.executor import cpu_executor_stock as _stock  # noqa: E402
-from vllm.executor.multiproc_gpu_executor import (  # noqa: E402
-    MultiprocessingGPUExecutor,
-    MultiprocessingGPUExecutorAsync,
-)
-from vllm.worker.worker_base import WorkerBase  # noqa: E402
+from vllm.worker.worker_base import WorkerBase
 
 
 class CPUExecutor(MultiprocessingGPUExecutor):
