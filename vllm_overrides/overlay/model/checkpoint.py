@@ -77,7 +77,7 @@ def load_checkpoint(weights: Iterable[tuple[str, torch.Tensor]], wanted: Iterabl
         entry.load(tensor)
         seen.add(name)
     for prefix, count in left_out.items():
-        logger.info("Skipped %d checkpoint tensors under %s*: %s", count, prefix, skipped[prefix])
+        logger.info("Skipped checkpoint tensors under %s* (%d): %s", prefix, count, skipped[prefix])
     missing = [name for want in whole.values() for name in _missing(want, loaded[want.name])]
     if aliased:
         missing = [alias[0] + name[len(alias[1]):] if name.startswith(alias[1]) else name for name in missing]
