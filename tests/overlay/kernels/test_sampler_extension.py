@@ -20,9 +20,19 @@ PARAMS = [
 ]
 
 
-def step(params, seed=0):
-    """One decode step of one request per entry of `params`; every request's generator starts at its seed."""
-    groups = []
+def random_logits(rows, seed=0):
+    return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def step(params, logits, kind=sampler.Sampler, unfinished=0):
+    """One decode step of one request per entry of `params`; every request's generator starts at its seed.
+
+    Before them in the batch stand `unfinished` seeded prompts that are not complete after this step.
+    """
+    groups = [SequenceGroupMetadata(request_id=f"prompt {index}", is_prompt=True, do_sample=False,
+                                    seq_data={100 + index: SequenceData.from_seqs([1, 2, 3, 4])}, token_chunk_size=2,
+                                    sampling_params=SamplingParams(seed=50 + index), block_tables={100 + index: [0]})
+              for index in range(unfinished)]
     for index, fields in enumerate(params):
         data = SequenceData.from_seqs([1, 2, 3], [4])
         data.update_num_computed_tokens(3)
@@ -30,9 +40,14 @@ def step(params, seed=0):
                                             sampling_params=SamplingParams(**fields), block_tables={index: [0]}))
     generators = {str(index): torch.Generator().manual_seed(fields["seed"])
                   for index, fields in enumerate(params) if "seed" in fields}
-    metadata = SamplingMetadata.prepare(groups, [4] * len(params), [1] * len(params), "cpu", False, generators)
-    logits = 3 * torch.randn(len(params), VOCAB, generator=torch.Generator().manual_seed(seed))
-    return sampler.Sampler()(logits, metadata)
+    generators.update({f"prompt {index}": torch.Generator().manual_seed(50 + index) for index in range(unfinished)})
+    metadata = SamplingMetadata.prepare(groups, [2] * unfinished + [4] * len(params),
+                                        [2] * unfinished + [1] * len(params), "cpu", False, generators)
+    return kind()(logits.clone(), metadata)
+
+
+def tokens(output):
+    return [group.samples[0].output_token for group in output if group.samples]
 
 
 def test_stock_uses_our_filters():
@@ -41,27 +56,61 @@ def test_stock_uses_our_filters():
 
 
 def test_every_other_name_is_stocks():
-    assert sampler.Sampler is sampler_stock.Sampler
+    assert issubclass(sampler.Sampler, sampler_stock.Sampler)
     assert sampler.SamplerOutput is sampler_stock.SamplerOutput
-    assert sampler._get_logprobs if hasattr(sampler_stock, "_get_logprobs") else sampler.get_logprobs
+    assert sampler._get_ranks is sampler_stock._get_ranks
     with pytest.raises(AttributeError):
         sampler.no_such_name  # noqa: B018
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_tokens_and_logprobs_as_stock(seed, monkeypatch):
-    ours = step(PARAMS, seed)
+    logits = random_logits(len(PARAMS), seed)
+    ours = step(PARAMS, logits)
     monkeypatch.setattr(sampler_stock, "_apply_top_k_top_p", STOCK_TOP)
     monkeypatch.setattr(sampler_stock, "_apply_min_p", STOCK_MIN)
-    stocks = step(PARAMS, seed)
-    assert [group.samples[0].output_token for group in ours] == [group.samples[0].output_token for group in stocks]
+    stocks = step(PARAMS, logits, sampler_stock.Sampler)
+    assert tokens(ours) == tokens(stocks)
     assert ours[5].samples[0].logprobs == stocks[5].samples[0].logprobs
-    assert len({group.samples[0].output_token for group in ours}) > 1
+    assert len(set(tokens(ours))) > 1
+
+
+@pytest.mark.parametrize("kind, top_p", [(sampler.Sampler, 0.95), (sampler_stock.Sampler, 0.94921875)])
+def test_top_p_is_not_rounded_to_the_logits_dtype(kind, top_p, monkeypatch):
+    """The stock sampler stands beside ours to show that the test has power."""
+    seen = []
+
+    def spy(logits, p, k):
+        seen.append(float(p[0]))
+        return logits
+
+    monkeypatch.setattr(sampler_stock, "_apply_top_k_top_p", spy)
+    step([{"temperature": 1.0, "top_p": 0.95, "seed": 1}], random_logits(1).bfloat16(), kind)
+    assert seen == [pytest.approx(top_p, abs=1e-7)]
+
+
+def test_temperature_and_penalties_are_not_rounded_to_the_logits_dtype():
+    logits = random_logits(1).bfloat16()
+    fields = {"temperature": 0.7, "repetition_penalty": 1.05, "seed": 1, "logprobs": 1}
+    output = step([fields], logits)
+    penalised = logits[0].double()
+    for token in (1, 2, 3, 4):
+        penalised[token] = penalised[token] / 1.05 if penalised[token] > 0 else penalised[token] * 1.05
+    want = torch.log_softmax(penalised / 0.7, 0)
+    for token, got in output[0].samples[0].logprobs.items():
+        assert got.logprob == pytest.approx(float(want[token]), abs=2e-4), "0.02 off where they are"
+
+
+def test_a_seeded_request_draws_the_same_beside_unfinished_prompts(monkeypatch):
+    logits = random_logits(len(PARAMS))
+    assert tokens(step(PARAMS, logits, unfinished=2)) == tokens(step(PARAMS, logits))
+    monkeypatch.setattr(sampler_stock, "_multinomial", sampler._stock_multinomial)
+    assert tokens(step(PARAMS, logits, unfinished=2)) != tokens(step(PARAMS, logits)), "stock would pass too"
 
 
 def test_a_request_gets_the_same_token_alone_and_in_a_batch():
-    together = step(PARAMS)
-    logits = 3 * torch.randn(len(PARAMS), VOCAB, generator=torch.Generator().manual_seed(0))
+    logits = random_logits(len(PARAMS))
+    together = step(PARAMS, logits)
     for index, fields in enumerate(PARAMS):
         filtered = logits[index:index + 1] / (fields["temperature"] or 1)
         if fields["temperature"] == 0:
