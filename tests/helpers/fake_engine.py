@@ -39,7 +39,8 @@ class FakeEngine:
     max_tokens cuts it.
 
     requests: what was asked of it; aborted: ids of requests that were closed before they were finished; generated:
-    tokens given. """
+    tokens given.
+    """
 
     def __init__(self, *answers: str, together: int = 1, delay: float = 0.0, prefill: int = 0,
                  error: Exception | None = None, error_after: int = 0) -> None:

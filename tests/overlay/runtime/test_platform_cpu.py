@@ -1,0 +1,94 @@
+"""Memory and cores of a CPU: what is free, and how much of it becomes KV cache."""
+import os
+
+import pytest
+import torch
+from vllm.overlay.runtime import platform_cpu
+from vllm.overlay.runtime.platform_cpu import GIB, kv_cache_blocks
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how much memory seems free, in bytes."""
+    return lambda size: monkeypatch.setattr(platform_cpu, "available_memory", lambda: size)
+
+
+def blocks(block_bytes=16 * 1024, max_model_len=262_144, max_num_seqs=8, reserve=GIB // 2, ranks=1, asked_gib=0):
+    return kv_cache_blocks(block_bytes, 16, max_model_len, max_num_seqs, reserve, ranks, asked_gib)
+
+
+def test_the_longest_sequence_fits_by_default(free):
+    """262,144 tokens at 16 KiB a block are 256 MiB; 4 of them are the default where memory allows."""
+    free(20 * GIB)
+    assert blocks() == 4 * 16_384
+    assert blocks(max_num_seqs=2) == 2 * 16_384
+    # Stock takes 4 GiB, which would not hold one sequence here.
+    assert blocks(block_bytes=512 * 1024) == 16_384
+
+
+def test_what_is_free_bounds_it(free):
+    free(GIB)
+    assert blocks() == (GIB // 2) // (16 * 1024)
+    assert blocks(ranks=2) == (GIB // 4) // (16 * 1024)
+    free(GIB - 1024**2 * 257)
+    with pytest.raises(ValueError, match=r"^too little memory: .* max_model_len 262144 takes 0.25 GiB, 0.25 GiB are free for it: "
+                                         r"lower --max-model-len to 261120 or less$"):
+        blocks()
+    free(0)
+    with pytest.raises(ValueError, match="lower --max-model-len to 0 or less"):
+        blocks()
+
+
+def test_what_was_asked_for(free):
+    free(0)
+    assert blocks(asked_gib=3) == 3 * GIB // (16 * 1024)
+    with pytest.raises(ValueError, match=r"VLLM_CPU_KVCACHE_SPACE=1 \(GiB\) holds 32768 tokens, max_model_len is 262144: set it to 8 or"):
+        blocks(block_bytes=512 * 1024, asked_gib=1)
+
+
+def test_measures():
+    assert 0 < platform_cpu.available_memory() < 1 << 50
+    assert 1 <= platform_cpu.available_cpus() <= len(os.sched_getaffinity(0))
+    before = platform_cpu.resident_memory()
+    platform_cpu.reset_peak()
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    assert platform_cpu.resident_memory() - before > 0.9 * block.numel()
+    del block
+    assert platform_cpu.resident_memory(peak=True) - before > 0.9 * (64 << 20)
+
+
+def test_container_limits(tmp_path, monkeypatch):
+    monkeypatch.setattr(platform_cpu, "_CGROUP", tmp_path)
+    machine = platform_cpu.available_memory()
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    assert abs(platform_cpu.available_memory() - machine) < GIB
+    (tmp_path / "memory.max").write_text("1000005\n")
+    assert platform_cpu.available_memory() == 1_000_000
+    assert platform_cpu.available_cpus() == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert platform_cpu.available_cpus() == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert platform_cpu.available_cpus() == 1
+
+
+def test_no_device_to_wait_for():
+    before = torch.cuda.synchronize
+    with platform_cpu.without_device_sync():
+        torch.cuda.synchronize()
+    assert torch.cuda.synchronize is before
+
+
+def test_threads_are_shared_among_ranks(monkeypatch):
+    from vllm.executor import cpu_executor
+    set_to = []
+    monkeypatch.setattr(platform_cpu, "available_cpus", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    cpu_executor._share_cores(2)
+    assert set_to == [] and os.environ["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for ranks, threads in ((1, 8), (2, 4), (3, 2), (20, 1)):
+        cpu_executor._share_cores(ranks)
+        assert set_to.pop() == threads and os.environ["OMP_NUM_THREADS"] == str(threads)
+        monkeypatch.delenv("OMP_NUM_THREADS")
