@@ -1,10 +1,12 @@
-"""What cannot be served: the status, OpenAI's error object, the field's name; never a 5xx, never a request to the engine."""
+"""What cannot be served: the status, OpenAI's error object, the field's name; never a 5xx, never a request to the
+engine."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+
 from tests.helpers.fake_engine import USER, FakeEngine, client, post, stream
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -36,7 +38,8 @@ def refused(path, body, status=400, **changes):
     ({"model": "llm", "messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"model": "llm", "messages": USER, "logit_bias": {"99999": 1}}, "logit_bias"),
     ({"model": "llm", "messages": USER, "stop_token_ids": [99999]}, "stop_token_ids"),
-    ({"model": "llm", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y"}}]}]},
+    ({"model": "llm",
+      "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y"}}]}]},
      "messages[0].content[0]"),
 ])
 def test_chat(body, param):
@@ -44,7 +47,8 @@ def test_chat(body, param):
 
 
 @pytest.mark.parametrize(("body", "param"), [
-    ({"model": "llm"}, "prompt"), ({"prompt": "x"}, "model"), ({"model": "llm", "prompt": "x", "logprobs": 21}, "logprobs"),
+    ({"model": "llm"}, "prompt"), ({"prompt": "x"}, "model"),
+    ({"model": "llm", "prompt": "x", "logprobs": 21}, "logprobs"),
     ({"model": "llm", "prompt": ""}, "prompt"), ({"model": "llm", "prompt": "x", "guided_regex": "a"}, "guided_regex"),
 ])
 def test_completions(body, param):
@@ -52,7 +56,8 @@ def test_completions(body, param):
 
 
 @pytest.mark.parametrize("raw", [
-    b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"model": "llm", "messages": "\xc3\x28"}', b"[" * 100_000, b"9" * 10_000,
+    b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"model": "llm", "messages": "\xc3\x28"}', b"[" * 100_000,
+    b"9" * 10_000,
     b'{"model": "llm", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
     b'{"model": "llm", "messages": [{"role": "user", "content": "x"}], "seed": 1e999}',
     b'{"model": "llm", "messages": [{"role": "user", "content": "x"}], "top_p": 123' + b"0" * 400 + b"}",
@@ -67,7 +72,8 @@ def test_bodies_that_are_not_what_they_should_be(path, raw):
 def test_limits_are_named_with_both_numbers():
     long = [{"role": "user", "content": "word " * 100}]
     error = refused(CHAT, {"model": "llm", "messages": long}, max_model_len=64)
-    assert "maximum context length is 64 tokens" in error["message"] and error["code"] == "context_length_exceeded", error
+    assert "maximum context length is 64 tokens" in error["message"], error
+    assert error["code"] == "context_length_exceeded", error
     assert any(word.isdigit() and int(word) > 100 for word in error["message"].split()), error
     error = refused(TEXT, {"model": "llm", "prompt": "word " * 100}, max_model_len=64)
     assert "maximum context length" in error["message"] and error["param"] == "prompt", error
@@ -101,7 +107,8 @@ def test_the_engine_refuses():
     """A ValueError before the first token is the request's fault; the client hears why."""
     engine = FakeEngine(error=ValueError("no room for 3 pictures"))
     response = client(engine).post(CHAT, json={"model": "llm", "messages": USER})
-    assert response.status_code == 400 and response.json()["error"]["message"] == "no room for 3 pictures", response.text
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"] == "no room for 3 pictures", response.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), ValueError("boom"), AssertionError()])
@@ -111,8 +118,8 @@ def test_the_engine_fails(error):
     http = client(engine)
     response = http.post(CHAT, json={"model": "llm", "messages": USER})
     body = response.json()["error"]
-    assert response.status_code == 500 and body["type"] == "server_error" and "chatcmpl-" in body["message"], response.text
-    assert "boom" not in body["message"]
+    assert response.status_code == 500 and body["type"] == "server_error", response.text
+    assert "chatcmpl-" in body["message"] and "boom" not in body["message"], body
     chunks = stream(http)
     assert chunks[-1]["error"]["code"] == "internal_error", chunks
     assert chunks[-1]["error"]["message"].split("request ")[1].startswith(chunks[0]["id"])
@@ -131,6 +138,7 @@ def test_api_keys():
 
 
 def test_errors_are_json_whatever_was_asked():
-    response = client(FakeEngine()).post(CHAT, content="{", headers={"Content-Type": "text/plain", "Accept": "text/event-stream"})
+    response = client(FakeEngine()).post(CHAT, content="{",
+                                         headers={"Content-Type": "text/plain", "Accept": "text/event-stream"})
     assert response.headers["content-type"] == "application/json"
     json.loads(response.text)

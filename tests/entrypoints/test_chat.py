@@ -5,29 +5,36 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from tests.helpers.fake_engine import FakeEngine, client, comparable, gathered, ids, post, stream, tokenizer
 
 THOUGHT = "Let me think about it. 北京 🎉"
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "hours": {"type": "array"}}}}}]
-CALL = ("<tool_call>\n<function=get_weather>\n<parameter=city>\n北京 \"x\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-        "<parameter=hours>\n[1, {\"a\": null}]\n</parameter>\n</function>\n</tool_call>")
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "hours": {"type": "array"}}}}}]
+CALL = ("<tool_call>\n<function=get_weather>\n<parameter=city>\n北京 \"x\"\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=hours>\n[1, {\"a\": null}]\n</parameter>\n"
+        "</function>\n</tool_call>")
 ARGUMENTS = '{"city": "北京 \\"x\\"", "days": 3, "hours": [1, {"a": null}]}'
 
 # name: (answer, request, message, finish_reason). The prompt opens a thought unless the request switches it off.
 CASES = {
-    "thought and answer": (f"{THOUGHT}\n</think>\n\nIt is 4.", {}, {"reasoning_content": THOUGHT, "content": "It is 4."}, "stop"),
+    "thought and answer": (f"{THOUGHT}\n</think>\n\nIt is 4.", {},
+                           {"reasoning_content": THOUGHT, "content": "It is 4."}, "stop"),
     "cut in the thought": (f"{THOUGHT}\n</think>\n\nIt is 4.", {"max_tokens": 5},
                            {"reasoning_content": tokenizer().decode(ids(THOUGHT)[:5]).rstrip()}, "length"),
     "one token": ("Let me think", {"max_tokens": 1}, {"reasoning_content": "L"}, "length"),
     "thinking off": ("It is 4.", {"enable_thinking": False}, {"content": "It is 4."}, "stop"),
     "a call": (f"I need it.\n</think>\n\n{CALL}", {"tools": TOOLS},
-               {"reasoning_content": "I need it.", "tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+               {"reasoning_content": "I need it.", "tool_calls": [("function", "get_weather", ARGUMENTS)]},
+               "tool_calls"),
     "words and calls": (f"Looking.\n\n{CALL}\n{CALL}", {"tools": TOOLS, "thinking": False},
-                        {"content": "Looking.", "tool_calls": [("function", "get_weather", ARGUMENTS)] * 2}, "tool_calls"),
+                        {"content": "Looking.", "tool_calls": [("function", "get_weather", ARGUMENTS)] * 2},
+                        "tool_calls"),
     "one call at a time": (f"{CALL}\n{CALL}", {"tools": TOOLS, "thinking": False, "parallel_tool_calls": False},
                            {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
-    "tool_choice none": ("No call.", {"tools": TOOLS, "tool_choice": "none", "thinking": False}, {"content": "No call."}, "stop"),
+    "tool_choice none": ("No call.", {"tools": TOOLS, "tool_choice": "none", "thinking": False},
+                         {"content": "No call."}, "stop"),
     "required": (f"get_weather>\n{CALL.split('>', 2)[2].lstrip()}", {"tools": TOOLS, "tool_choice": "required"},
                  {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
     "named": (CALL.split(">", 2)[2].lstrip(), {"tools": TOOLS, "tool_choice": {"type": "function", "function": {
@@ -37,7 +44,8 @@ CASES = {
                          {"content": "1 2 15"}, "stop"),
     "stop string inside arguments": (CALL, {"stop": ["days", "北京"], "tools": TOOLS, "thinking": False},
                                      {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
-    "a control token as stop string": ("Hm.\n</think>\n\nNo.", {"stop": ["</think>"]}, {"reasoning_content": "Hm.\n"}, "stop"),
+    "a control token as stop string": ("Hm.\n</think>\n\nNo.", {"stop": ["</think>"]}, {"reasoning_content": "Hm.\n"},
+                                       "stop"),
     "emoji and CJK": ("Emoji: 🎉🚀✨🇨🇳 中文测试：你好世界 こんにちは", {"thinking": False},
                       {"content": "Emoji: 🎉🚀✨🇨🇳 中文测试：你好世界 こんにちは"}, "stop"),
     "cut inside a character": ("a🎉", {"thinking": False, "max_tokens": 2}, {"content": "a"}, "length"),
@@ -68,7 +76,8 @@ def test_shape_of_a_whole_answer():
                       "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     prompt = len(ids("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"))
     generated = len(ids("Hm.\n</think>\n\nYes.")) + 1
-    assert body["usage"] == {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
+    assert body["usage"] == {"prompt_tokens": prompt, "completion_tokens": generated,
+                             "total_tokens": prompt + generated,
                              "completion_tokens_details": {"reasoning_tokens": len(ids("Hm.\n</think>"))}}
 
 
@@ -143,7 +152,8 @@ def test_cached_tokens_only_where_the_engine_reports_them():
     ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.95}, {"temperature": 0.0}),
     ({"top_p": 0}, {}, {"temperature": 1.0, "top_p": 1.0, "top_k": 1}),
     ({"temperature": 0, "n": 3}, {}, {"temperature": 0.0, "n": 3}),
-    ({"min_tokens": 5, "ignore_eos": True, "max_tokens": 5}, {}, {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True}),
+    ({"min_tokens": 5, "ignore_eos": True, "max_tokens": 5}, {},
+     {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True}),
     ({"seed": 42, "logit_bias": {"5": -100}, "min_p": 0.1}, {}, {"seed": 42, "logit_bias": {5: -100.0}, "min_p": 0.1}),
     ({"stop": ["x"]}, {}, {"stop": [], "detokenize": False}),
 ])
@@ -179,7 +189,8 @@ def test_arguments_as_text_and_as_object_render_the_same():
         post(client(engine), tools=TOOLS, messages=[
             {"role": "user", "content": "w"},
             {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "c", "index": 0, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}]},
+                {"id": "c", "index": 0, "type": "function",
+                 "function": {"name": "get_weather", "arguments": arguments}}]},
             {"role": "tool", "tool_call_id": "c", "content": "ok"}])
         prompts.append(engine.requests[0][0])
     assert prompts[0] == prompts[1]
@@ -220,5 +231,6 @@ def test_a_prompt_that_fits_with_a_limit_that_does_not():
 def test_names_of_the_model():
     http = client(FakeEngine())
     assert post(http, model="alias")["model"] == "alias"
-    response = http.post("/v1/chat/completions", json={"model": "other", "messages": [{"role": "user", "content": "x"}]})
+    response = http.post("/v1/chat/completions",
+                         json={"model": "other", "messages": [{"role": "user", "content": "x"}]})
     assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found", response.text

@@ -11,13 +11,14 @@ from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.utils import FlexibleArgumentParser
 
 # What public submissions start, and what this project submits (without the template, which is a path of the image).
-PUBLIC = """--model /model --served-model-name llm --max-model-len 262144 --gpu-memory-utilization 0.9 --trust-remote-code -tp 4
- --max-num-seqs 1 --disable-log-requests --disable-frontend-multiprocessing --max-num-batched-tokens 8192 --enable-chunked-prefill
- --max-seq-len-to-capture 32768 --enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser qwen3
- --enable-prefix-caching"""
-OURS = """--model /model --served-model-name llm -tp 4 --dtype float16 --max-model-len 262144 --gpu-memory-utilization 0.9
- --max-num-batched-tokens 16384 --enforce-eager --max-seq-len-to-capture 32768 --enable-chunked-prefill --enable-prefix-caching
- --enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser qwen3 --max-num-seqs 8"""
+PUBLIC = """--model /model --served-model-name llm --max-model-len 262144 --gpu-memory-utilization 0.9
+ --trust-remote-code -tp 4 --max-num-seqs 1 --disable-log-requests --disable-frontend-multiprocessing
+ --max-num-batched-tokens 8192 --enable-chunked-prefill --max-seq-len-to-capture 32768 --enable-auto-tool-choice
+ --tool-call-parser qwen3_coder --reasoning-parser qwen3 --enable-prefix-caching"""
+OURS = """--model /model --served-model-name llm -tp 4 --dtype float16 --max-model-len 262144
+ --gpu-memory-utilization 0.9 --max-num-batched-tokens 16384 --enforce-eager --max-seq-len-to-capture 32768
+ --enable-chunked-prefill --enable-prefix-caching --enable-auto-tool-choice --tool-call-parser qwen3_coder
+ --reasoning-parser qwen3 --max-num-seqs 8"""
 
 
 def parse(text: str):
@@ -27,7 +28,8 @@ def parse(text: str):
 @pytest.mark.parametrize("command", [PUBLIC, OURS])
 def test_launch_commands(command):
     args = parse(command)
-    assert (args.reasoning_parser, args.tool_call_parser, args.enable_auto_tool_choice) == ("qwen3", "qwen3_coder", True)
+    assert (args.reasoning_parser, args.tool_call_parser, args.enable_auto_tool_choice) == ("qwen3", "qwen3_coder",
+                                                                                            True)
     assert AsyncEngineArgs.from_cli_args(args).tensor_parallel_size == 4
 
 
@@ -39,5 +41,7 @@ def test_defaults():
 
 
 def test_template_and_switches():
-    args = parse("--model m --chat-template x --generation-config vllm --reasoning-field reasoning --shutdown-timeout 5")
-    assert (args.chat_template, args.generation_config, args.reasoning_field, args.shutdown_timeout) == ("x", "vllm", "reasoning", 5)
+    args = parse("--model m --chat-template x --generation-config vllm --reasoning-field reasoning "
+                 "--shutdown-timeout 5")
+    assert (args.chat_template, args.generation_config, args.reasoning_field, args.shutdown_timeout) == ("x", "vllm",
+                                                                                                         "reasoning", 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.helpers.fake_engine import FakeEngine, client, ids, post, stream, tokenizer
 
 PATH = "/v1/completions"
@@ -38,7 +39,8 @@ def test_shape():
     assert body["object"] == "text_completion" and body["id"].startswith("cmpl-")
     assert body["usage"] == {"prompt_tokens": len(ids("hi")), "completion_tokens": len(ids("ok")) + 1,
                              "total_tokens": len(ids("hi")) + len(ids("ok")) + 1}
-    assert body["choices"][0] == {"index": 0, "text": "ok", "logprobs": None, "finish_reason": "stop", "stop_reason": None,
+    assert body["choices"][0] == {"index": 0, "text": "ok", "logprobs": None, "finish_reason": "stop",
+                                  "stop_reason": None,
                                   "prompt_logprobs": None}
     assert {chunk["object"] for chunk in stream(client(FakeEngine("ok")), PATH)} == {"text_completion"}
 

@@ -7,6 +7,7 @@ import json
 import time
 
 import pytest
+
 from tests.helpers.fake_engine import USER, FakeEngine, application
 
 # Longest time from the client's leaving to the engine's hearing of it, in seconds.
@@ -22,7 +23,8 @@ class Connection:
         self._left = asyncio.Event()
         self.messages: list[dict] = []
         self.received = asyncio.Event()
-        scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+        scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+                 "method": "POST",
                  "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "scheme": "http",
                  "headers": [(b"content-type", b"application/json")], "client": ("c", 1), "server": ("s", 80)}
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
@@ -48,8 +50,10 @@ class Connection:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("stage", ["waiting", "prefill", "decoding"])
 async def test_leaving(path, stream, stage):
-    """waiting: the engine has not answered at all; prefill: outputs without tokens; decoding: in the middle of the answer."""
-    engine = FakeEngine("word " * 500, delay=60 if stage == "waiting" else 0.02, prefill=1000 if stage == "prefill" else 0)
+    """waiting: the engine has not answered at all; prefill: outputs without tokens; decoding: in the middle of the
+    answer."""
+    engine = FakeEngine("word " * 500, delay=60 if stage == "waiting" else 0.02,
+                        prefill=1000 if stage == "prefill" else 0)
     body = {"model": "llm", "messages": USER, "prompt": "hi", "stream": stream, "max_tokens": 400, "n": 2}
     connection = Connection(application(engine), path, body)
     await asyncio.wait_for(engine.running.wait(), 5)
@@ -86,7 +90,8 @@ async def test_each_event_is_sent_by_itself_when_it_happens():
 
 
 async def test_a_stop_string_ends_the_work():
-    """The engine knows no stop strings: the request is closed when one has come, and one choice does not end the others."""
+    """The engine knows no stop strings: the request is closed when one has come, and one choice does not end the
+    others."""
     engine = FakeEngine("a b STOP " + "c " * 200, delay=0.001)
     connection = Connection(application(engine), "/v1/completions",
                             {"model": "llm", "prompt": "x", "stop": "STOP", "max_tokens": 300})
@@ -114,7 +119,8 @@ async def test_the_event_loop_stays_free_while_a_long_prompt_is_rendered():
     """A prompt of half a million characters takes a second to tokenise; the server goes on answering meanwhile."""
     engine = FakeEngine("x")
     app = application(engine, max_model_len=2_000_000)
-    long = Connection(app, "/v1/chat/completions", {"model": "llm", "messages": [{"role": "user", "content": "wörd 北京 " * 60_000}]})
+    long = Connection(app, "/v1/chat/completions",
+                      {"model": "llm", "messages": [{"role": "user", "content": "wörd 北京 " * 60_000}]})
     longest, last = 0.0, time.monotonic()
     while not long.task.done():
         await asyncio.sleep(0.005)

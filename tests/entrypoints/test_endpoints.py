@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import openai
 import pytest
-from tests.helpers.fake_engine import USER, FakeEngine, client
 
+from tests.helpers.fake_engine import USER, FakeEngine, client
 from vllm.version import __version__
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
+TOOLS = [{"type": "function",
+          "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
 CALL = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 
 
@@ -40,7 +41,8 @@ def test_metrics():
 
 
 def openai_client(engine: FakeEngine, **changes) -> openai.OpenAI:
-    return openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client(engine, **changes), max_retries=0)
+    return openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client(engine, **changes),
+                         max_retries=0)
 
 
 def test_openai_package_chat():
@@ -48,7 +50,8 @@ def test_openai_package_chat():
     answer = api.chat.completions.create(model="llm", messages=USER)
     assert answer.choices[0].message.content == "Yes."
     assert answer.choices[0].message.reasoning_content == "Hm."
-    chunks = list(api.chat.completions.create(model="llm", messages=USER, stream=True, stream_options={"include_usage": True}))
+    chunks = list(api.chat.completions.create(model="llm", messages=USER, stream=True,
+                                              stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Yes."
     assert chunks[-1].usage == answer.usage
     assert [model.id for model in api.models.list()] == ["llm", "alias"]
@@ -68,7 +71,8 @@ def test_openai_package_tools():
 def test_openai_package_completions():
     api = openai_client(FakeEngine("b c"))
     assert api.completions.create(model="llm", prompt="a").choices[0].text == "b c"
-    assert "".join(chunk.choices[0].text for chunk in api.completions.create(model="llm", prompt="a", stream=True)) == "b c"
+    assert "".join(chunk.choices[0].text
+                   for chunk in api.completions.create(model="llm", prompt="a", stream=True)) == "b c"
 
 
 def test_openai_package_errors():

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 import zmq
 from safetensors.torch import load_file, save_file
+
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
-
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.multiprocessing import IPC_DATA_EXT, RPCStartupResponse
 from vllm.overlay.serving import engine_client

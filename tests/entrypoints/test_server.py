@@ -1,4 +1,5 @@
-"""The real server over a tiny model: started once as `python -m vllm.entrypoints.openai.api_server`, asked as a new user would."""
+"""The real server over a tiny model: started once as `python -m vllm.entrypoints.openai.api_server`, asked as a new
+user would."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
 
 CONTEXT = 4096
 # Generous: on a busy machine the imports of two processes alone take a minute.
 START_S = 240
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}]
+TOOLS = [{"type": "function",
+          "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}]
 
 
 def checkpoint(folder: Path, **sizes) -> Path:
@@ -48,9 +51,11 @@ class Server:
         self.log = log
         self._file = log.open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "llm",
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
+             "llm",
              "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--max-model-len", str(CONTEXT),
-             "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--enable-chunked-prefill", "--enable-prefix-caching",
+             "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--enable-chunked-prefill",
+             "--enable-prefix-caching",
              "--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3",
              "--num-gpu-blocks-override", "1024", *arguments],
             stdout=self._file, stderr=subprocess.STDOUT, env=os.environ)
@@ -112,16 +117,19 @@ def test_small_endpoints(server):
 
 
 def test_whole_and_streamed_are_the_same(server):
-    request = {"temperature": 0, "max_tokens": 40, "messages": [{"role": "user", "content": "中文测试 🎉 and some words"}]}
+    request = {"temperature": 0, "max_tokens": 40, "messages": [{"role": "user", "content": "中文测试 🎉 and words"}]}
     whole = server.post(**request).json()
     message = whole["choices"][0]["message"]
     assert whole["usage"]["completion_tokens"] == 40 and whole["choices"][0]["finish_reason"] == "length", whole
     api = openai.OpenAI(base_url=server.url("/v1"), api_key="none")
-    chunks = list(api.chat.completions.create(model="llm", stream=True, stream_options={"include_usage": True}, **request))
+    chunks = list(api.chat.completions.create(model="llm", stream=True, stream_options={"include_usage": True},
+                                              **request))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.get("reasoning_content", "")
+    assert "".join(getattr(delta, "reasoning_content", None) or ""
+                   for delta in deltas) == message.get("reasoning_content", "")
     assert "".join(delta.content or "" for delta in deltas) == (message["content"] or "")
-    assert chunks[-1].usage.completion_tokens == 40 and chunks[-1].usage.prompt_tokens == whole["usage"]["prompt_tokens"]
+    assert chunks[-1].usage.completion_tokens == 40
+    assert chunks[-1].usage.prompt_tokens == whole["usage"]["prompt_tokens"]
     assert len(deltas) > 10, "the stream came in one piece"
 
 
@@ -141,7 +149,8 @@ def test_a_long_prompt_in_pieces(server):
     long = [{"role": "user", "content": "word " * 900}]
     whole = server.post(messages=long, max_tokens=5, temperature=0).json()
     assert whole["usage"]["completion_tokens"] == 5 and whole["usage"]["prompt_tokens"] > 900, whole["usage"]
-    text = server.post(messages=long, max_tokens=5, temperature=0, stream=True, stream_options={"include_usage": True}).text
+    text = server.post(messages=long, max_tokens=5, temperature=0, stream=True,
+                       stream_options={"include_usage": True}).text
     chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
     usage = {name: chunks[-1]["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
     assert usage == {name: whole["usage"][name] for name in usage}
@@ -153,9 +162,11 @@ def test_several_at_once_and_several_choices(server):
     """Greedy answers do not depend on company; n choices of one greedy request are equal."""
     prompts = [f"Number {i}: " + "x" * i for i in range(12)]
     request = {"temperature": 0, "max_tokens": 10}
-    alone = [server.post("/v1/completions", prompt=prompt, **request).json()["choices"][0]["text"] for prompt in prompts]
+    alone = [server.post("/v1/completions", prompt=prompt, **request).json()["choices"][0]["text"]
+             for prompt in prompts]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        together = list(pool.map(lambda prompt: server.post("/v1/completions", prompt=prompt, **request).json(), prompts))
+        together = list(pool.map(lambda prompt: server.post("/v1/completions", prompt=prompt, **request).json(),
+                                 prompts))
     assert [body["choices"][0]["text"] for body in together] == alone
     several = server.post("/v1/completions", prompt=prompts[3], n=3, **request).json()
     assert [choice["text"] for choice in several["choices"]] == [alone[3]] * 3
@@ -163,7 +174,8 @@ def test_several_at_once_and_several_choices(server):
 
 
 def test_seeds(server):
-    texts = [server.post(seed=seed, temperature=1.5, max_tokens=20).json()["choices"][0]["message"] for seed in (42, 42, 43)]
+    texts = [server.post(seed=seed, temperature=1.5, max_tokens=20).json()["choices"][0]["message"]
+             for seed in (42, 42, 43)]
     assert texts[0] == texts[1] != texts[2]
 
 

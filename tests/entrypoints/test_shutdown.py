@@ -8,8 +8,8 @@ import signal
 
 import httpx
 import pytest
-from tests.helpers.fake_engine import USER, FakeEngine, settings, tokenizer
 
+from tests.helpers.fake_engine import USER, FakeEngine, settings, tokenizer
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.overlay.runtime import startup_check
 from vllm.overlay.serving import engine_client, server
@@ -91,9 +91,10 @@ async def test_a_failed_start_is_one_line_and_exit_code_1(monkeypatch, capsys):
     sock = server.bind("127.0.0.1", 0)
     sock.listen()
     port = sock.getsockname()[1]
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", "--host", "127.0.0.1", "--port", str(port)])
+    options = ["--model", "m", "--host", "127.0.0.1", "--port", str(port)]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     with sock, pytest.raises(SystemExit) as caught:
         await server.run_server(args)
     assert caught.value.code == 1
-    assert capsys.readouterr().err == (f"vllm: error: cannot listen on 127.0.0.1 port {port}: Address already in use; choose "
-                                       "another with --port\n")
+    assert capsys.readouterr().err == (f"vllm: error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+                                       "choose another with --port\n")

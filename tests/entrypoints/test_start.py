@@ -8,10 +8,10 @@ import shutil
 import socket
 
 import pytest
+
 from tests.helpers.fake_engine import SMALL, FakeEngine, settings, tokenizer
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
-
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.overlay.serving import engine_client, server
 from vllm.overlay.serving.errors import StartError, one_line
@@ -138,7 +138,8 @@ async def test_the_engine_ends_while_the_server_waits():
     (ValueError("two\n  lines"), "two lines"),
     (KeyError("x"), "KeyError: 'x'"),
     (RuntimeError(), "RuntimeError: "),
-    (ValueError("['X'] are not supported for now. Supported architectures: dict_keys([1, 2])"), "['X'] are not supported for now."),
+    (ValueError("['X'] are not supported for now. Supported architectures: dict_keys([1, 2])"),
+     "['X'] are not supported for now."),
 ])
 def test_one_line(error, line):
     assert one_line(error) == line

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.helpers.tokenizer import tokenizer_folder
 from transformers import AutoTokenizer
 
+from tests.helpers.tokenizer import tokenizer_folder
 from vllm.overlay.serving.detokenise import ByteDetokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 
-TEXTS = ["Hello, world!\n\n  x = 1\t", "中文测试：你好世界", "日本語: こんにちは", "Emoji: 🎉🚀✨🇨🇳 👩‍👩‍👧‍👦", "naïve café – “quotes”",
+TEXTS = ["Hello, world!\n\n  x = 1\t", "中文测试：你好世界", "日本語: こんにちは", "Emoji: 🎉🚀✨🇨🇳 👩‍👩‍👧‍👦",
+         "naïve café – “quotes”",
          "<think>\nhm\n</think>\n\n<tool_call>", "العربية עברית हिन्दी ไทย 한국어", "a" * 50 + "🎉" * 20]
 
 

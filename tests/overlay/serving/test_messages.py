@@ -24,9 +24,11 @@ def test_an_answer_of_calls_only(content):
 
 
 @pytest.mark.parametrize(("arguments", "read"), [
-    ('{"a": {"b": [1, 2.5, null]}}', {"a": {"b": [1, 2.5, None]}}), ({"a": 1}, {"a": 1}), ("{}", {}), ("", {}), ("  ", {}),
+    ('{"a": {"b": [1, 2.5, null]}}', {"a": {"b": [1, 2.5, None]}}), ({"a": 1}, {"a": 1}), ("{}", {}), ("", {}),
+    ("  ", {}),
     (None, {}), ('{"a": 1', {"arguments": '{"a": 1'}), ("[1, 2]", {"arguments": "[1, 2]"}), ("5", {"arguments": "5"}),
-    ([1, 2], {"arguments": [1, 2]}), ("plain words", {"arguments": "plain words"}), ("[" * 5000, {"arguments": "[" * 5000}),
+    ([1, 2], {"arguments": [1, 2]}), ("plain words", {"arguments": "plain words"}),
+    ("[" * 5000, {"arguments": "[" * 5000}),
 ])
 def test_arguments(arguments, read):
     assert call_arguments(arguments) == read
@@ -38,9 +40,11 @@ def test_extra_keys_of_a_call_fall_away():
 
 
 def test_older_and_other_forms_of_a_call():
-    assert assistant(function_call=CALL["function"])["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert assistant(function_call=CALL["function"])["tool_calls"][0]["function"] == {"name": "f",
+                                                                                      "arguments": {"a": 1}}
     custom = {"type": "custom", "custom": {"name": "shell", "input": "ls"}}
-    assert assistant(tool_calls=[custom])["tool_calls"][0]["function"] == {"name": "shell", "arguments": {"input": "ls"}}
+    assert assistant(tool_calls=[custom])["tool_calls"][0]["function"] == {"name": "shell",
+                                                                           "arguments": {"input": "ls"}}
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
@@ -58,7 +62,8 @@ def test_thought_in_the_history():
 
 
 def test_tool_results():
-    got = normalise_messages([{"role": "tool", "tool_call_id": "c1", "content": "ok"}, {"role": "tool", "content": None},
+    got = normalise_messages([{"role": "tool", "tool_call_id": "c1", "content": "ok"},
+                              {"role": "tool", "content": None},
                               {"role": "function", "name": "f", "content": "old"}, {"role": "tool"}])
     assert got == [{"role": "tool", "content": "ok", "tool_call_id": "c1"}, {"role": "tool", "content": ""},
                    {"role": "tool", "content": "old"}, {"role": "tool", "content": ""}]
@@ -93,7 +98,8 @@ def test_order_and_roles_are_kept():
     ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls[0].function", "missing_required_parameter"),
     ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0].function.name",
      "missing_required_parameter"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "messages[1].tool_calls[0].function.name", "invalid_type"),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "messages[1].tool_calls[0].function.name",
+     "invalid_type"),
     ("hi", "messages[1]", "invalid_type"), (None, "messages[1]", "invalid_type"),
 ])
 def test_refused_by_name(message, param, code):

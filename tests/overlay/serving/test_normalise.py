@@ -33,9 +33,12 @@ def test_a_silent_request():
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
 def test_null_and_empty_are_as_absent(nothing):
     """Every optional field: SDKs send them so."""
-    names = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "stream_options",
-             "tools", "tool_choice", "parallel_tool_calls", "response_format", "logit_bias", "logprobs", "top_logprobs", "user",
-             "reasoning_effort", "thinking", "enable_thinking", "chat_template_kwargs", "guided_json", "structured_outputs", "metadata",
+    names = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "stream",
+             "stream_options",
+             "tools", "tool_choice", "parallel_tool_calls", "response_format", "logit_bias", "logprobs", "top_logprobs",
+             "user",
+             "reasoning_effort", "thinking", "enable_thinking", "chat_template_kwargs", "guided_json",
+             "structured_outputs", "metadata",
              "frequency_penalty", "min_p", "stop_token_ids", "ignore_eos", "min_tokens")
     assert chat(**dict.fromkeys(names, nothing)) == chat()
 
@@ -75,34 +78,43 @@ def test_logprobs_mean_two_things():
 
 
 @pytest.mark.parametrize(("body", "param"), [
-    ({"temperature": "hot"}, "temperature"), ({"temperature": "0.7"}, "temperature"), ({"temperature": True}, "temperature"),
-    ({"temperature": -0.1}, "temperature"), ({"temperature": 2.1}, "temperature"), ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": "hot"}, "temperature"), ({"temperature": "0.7"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": -0.1}, "temperature"), ({"temperature": 2.1}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
     ({"temperature": 10**400}, "temperature"),
     ({"top_p": 1.1}, "top_p"), ({"top_p": -0.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"top_k": 1.5}, "top_k"),
     ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"), ({"max_completion_tokens": -1}, "max_completion_tokens"),
-    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"n": 0}, "n"), ({"n": 10**9}, "n"), ({"n": 2, "best_of": 3}, "best_of"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"n": 0}, "n"), ({"n": 10**9}, "n"),
+    ({"n": 2, "best_of": 3}, "best_of"),
     ({"frequency_penalty": 2.1}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"seed": 2**64}, "seed"), ({"seed": "x"}, "seed"), ({"stop": 5}, "stop"), ({"stop": ["x", 5]}, "stop[1]"),
     ({"stop": ["x", ""]}, "stop"), ({"stream": "yes"}, "stream"), ({"stream_options": "yes"}, "stream_options"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias.5"), ({"logit_bias": [1]}, "logit_bias"),
-    ({"logprobs": 3}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"), ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logprobs": 3}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
     ({"tools": {}, "tool_choice": "required"}, "tool_choice"), ({"tools": "x"}, "tools"), ({"tools": [1]}, "tools[0]"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"), ({"tools": [{"function": {}}]}, "tools[0].function.name"),
-    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"), ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function.name"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
-    ({"response_format": {"type": "wat"}}, "response_format.type"), ({"response_format": {"x": 1}}, "response_format.type"),
+    ({"response_format": {"type": "wat"}}, "response_format.type"),
+    ({"response_format": {"x": 1}}, "response_format.type"),
     ({"response_format": "json"}, "response_format"),
     ({"guided_json": {"type": "object"}}, "guided_json"), ({"guided_regex": "a"}, "guided_regex"),
     ({"guided_choice": ["a"]}, "guided_choice"), ({"guided_grammar": "a"}, "guided_grammar"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"use_beam_search": True}, "use_beam_search"),
     ({"reasoning_effort": 5}, "reasoning_effort"), ({"thinking": [1]}, "thinking"),
-    ({"chat_template_kwargs": "x"}, "chat_template_kwargs"), ({"chat_template_kwargs": {"thinking": [1]}}, "chat_template_kwargs.thinking"),
-    ({"model": None}, "model"), ({"model": 5}, "model"), ({"messages": None}, "messages"), ({"messages": []}, "messages"),
+    ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"thinking": [1]}}, "chat_template_kwargs.thinking"),
+    ({"model": None}, "model"), ({"model": 5}, "model"), ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
     ({"messages": {}}, "messages"), ({"messages": "hi"}, "messages"),
 ])
 def test_refused_by_name(body, param):
@@ -154,12 +166,15 @@ def test_completion_limits():
 @pytest.mark.parametrize(("body", "thinking"), [
     ({}, None),
     ({"chat_template_kwargs": {"thinking": False}}, False), ({"chat_template_kwargs": {"thinking": True}}, True),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, False), ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, True),
     ({"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}, False),
     ({"thinking": {"type": "disabled"}}, False), ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
-    ({"thinking": False}, False), ({"thinking": True}, True), ({"thinking": "disabled"}, False), ({"thinking": "enabled"}, True),
+    ({"thinking": False}, False), ({"thinking": True}, True), ({"thinking": "disabled"}, False),
+    ({"thinking": "enabled"}, True),
     ({"enable_thinking": False}, False), ({"enable_thinking": True}, True), ({"enable_thinking": "false"}, False),
-    ({"reasoning_effort": "none"}, False), ({"reasoning_effort": "low"}, None), ({"reasoning_effort": "none", "thinking": True}, True),
+    ({"reasoning_effort": "none"}, False), ({"reasoning_effort": "low"}, None),
+    ({"reasoning_effort": "none", "thinking": True}, True),
     ({"thinking": "perhaps"}, None), ({"thinking": {}}, None),
     ({"chat_template_kwargs": {"enable_thinking": True}, "thinking": False}, True),
 ])
@@ -168,12 +183,14 @@ def test_every_spelling_of_the_thinking_switch(body, thinking):
 
 
 def test_template_kwargs_keep_what_is_not_the_servers():
-    request = chat(chat_template_kwargs={"preserve_thinking": True, "tools": [1], "chat_template": "x", "tokenize": True})
+    request = chat(chat_template_kwargs={"preserve_thinking": True, "tools": [1], "chat_template": "x",
+                                         "tokenize": True})
     assert request.template_kwargs == {"preserve_thinking": True}
 
 
 @pytest.mark.parametrize(("choice", "expected"), [
-    (None, ToolChoice("auto")), ("auto", ToolChoice("auto")), ("none", ToolChoice("none")), ("required", ToolChoice("required")),
+    (None, ToolChoice("auto")), ("auto", ToolChoice("auto")), ("none", ToolChoice("none")),
+    ("required", ToolChoice("required")),
     ("any", ToolChoice("required")), ({"type": "function", "function": {"name": "f"}}, ToolChoice("named", "f")),
     ({"type": "function", "name": "f"}, ToolChoice("named", "f")), ({"type": "auto"}, ToolChoice("auto")),
 ])
@@ -188,8 +205,10 @@ def test_tool_choice_without_tools_is_none():
 
 def test_tools_stay_as_they_were_sent():
     """What the template prints; broken schemas are not the request's fault."""
-    tools = [{"type": "function", "function": {"name": "a", "description": None, "parameters": [], "strict": True}}, TOOL]
+    tools = [{"type": "function", "function": {"name": "a", "description": None, "parameters": [], "strict": True}},
+             TOOL]
     assert list(chat(tools=tools).tools.definitions) == tools
     assert chat(tools=tools).tools.schemas["a"] == {}
-    flat = chat(tools=[{"type": "function", "name": "b", "parameters": {"type": "object"}}, {"type": "web_search"}]).tools
+    flat = chat(tools=[{"type": "function", "name": "b", "parameters": {"type": "object"}},
+                       {"type": "web_search"}]).tools
     assert list(flat.definitions) == [{"type": "function", "function": {"name": "b", "parameters": {"type": "object"}}}]

@@ -1,7 +1,7 @@
 """Stock's server with the API, its start and its end from vllm.overlay.serving. Everything else is stock's.
 
-Run as ``python -m vllm.entrypoints.openai.api_server``; the engine's process imports this file once more as ``__mp_main__``, so
-nothing here may have an effect on import.
+Run as ``python -m vllm.entrypoints.openai.api_server``; the engine's process imports this file once more as
+``__mp_main__``, so nothing here may have an effect on import.
 """
 
 from typing import Any

@@ -16,8 +16,8 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--reasoning-field", default="reasoning_content", choices=["reasoning_content", "reasoning"],
                        help="the field of message and delta that holds the thought")
     group.add_argument("--generation-config", default="auto", metavar="{auto,vllm,FOLDER}",
-                       help="where sampling defaults of silent requests come from: auto = generation_config.json of the "
-                       "model, vllm = none (temperature 1, everything else neutral), or another folder with such a file")
+                       help="where sampling defaults of silent requests come from: auto = generation_config.json "
+                       "of the model, vllm = none (temperature 1, all else neutral), or a folder with such a file")
     group.add_argument("--trust-request-chat-template", action="store_true",
                        help="let a request bring its own chat template, a program that the server then runs")
     group.add_argument("--shutdown-timeout", type=int, default=30,

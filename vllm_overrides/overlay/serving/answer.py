@@ -43,7 +43,8 @@ class Answer:
             self.cached_tokens)
 
     def prompt_logprobs_body(self, position: int) -> list[Any] | None:
-        """vLLM's extra field of a response: the prompt's logprobs, where the request's own ``prompt_logprobs`` asks for them."""
+        """vLLM's extra field of a response: the prompt's logprobs, where the request's own ``prompt_logprobs`` asks
+        for them."""
         entries = self.prompt_logprobs[position]
         if self.options.prompt_logprobs is None or entries is None:
             return None
@@ -66,7 +67,8 @@ class Answer:
 
 async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Mapping[str, str] | None = None
                        ) -> AsyncIterator[tuple[Choice, Step]]:
-    """(choice, what is new of it) until all choices are finished; then, or when closed, the engine stops working on them.
+    """(choice, what is new of it) until all choices are finished; then, or when closed, the engine stops working on
+    them.
 
     An output of the engine that adds nothing to any choice (in the middle of a prefill) gives nothing.
     """
@@ -100,9 +102,11 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
 
 
 def failure(error: Exception, request_id: str) -> RequestError:
-    """The error as the client is told of it; what is our fault is logged with its traceback and named by the request's id."""
+    """The error as the client is told of it; what is our fault is logged with its traceback and named by the
+    request's id."""
     if isinstance(error, RequestError):
         return error
     logger.error("request %s failed", request_id, exc_info=error)
-    return RequestError(f"The server failed on request {request_id}: {type(error).__name__}.", status=500, kind=SERVER_ERROR,
+    return RequestError(f"The server failed on request {request_id}: {type(error).__name__}.", status=500,
+                        kind=SERVER_ERROR,
                         code="internal_error")

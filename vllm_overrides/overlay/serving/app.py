@@ -97,11 +97,13 @@ async def version() -> Response:
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the engine lives. The server listens only after it has produced a token, so before that nobody can ask."""
+    """200 while the engine lives. The server listens only after it has produced a token, so before that nobody can
+    ask."""
     try:
         await service_of(request).engine.check_health()
     except Exception as error:
-        return JSONResponse(error_body(f"The engine is not well: {error}", SERVER_ERROR, code="unhealthy"), status_code=503)
+        return JSONResponse(error_body(f"The engine is not well: {error}", SERVER_ERROR, code="unhealthy"),
+                            status_code=503)
     return Response(status_code=200)
 
 
@@ -112,7 +114,8 @@ router.post("/detokenize")(api_server_stock.detokenize)
 
 def build_app(args: Namespace) -> FastAPI:
     """The application for parsed command line arguments; ``app.state`` is filled by ``init_app_state``."""
-    hidden: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None} if args.disable_fastapi_docs else {}
+    hidden: dict[str, Any] = {"openapi_url": None, "docs_url": None,
+                              "redoc_url": None} if args.disable_fastapi_docs else {}
     app = FastAPI(title="vLLM", version=__version__, lifespan=api_server_stock.lifespan, **hidden)
     app.include_router(router)
     app.root_path = args.root_path or ""
@@ -134,8 +137,9 @@ def build_app(args: Namespace) -> FastAPI:
 def _add_middleware(app: FastAPI, path: str) -> None:
     module, name = path.rsplit(".", 1)
     middleware: Any = getattr(importlib.import_module(module), name)
-    if inspect.isclass(middleware):
-        app.add_middleware(middleware)
+    if isinstance(middleware, type):
+        add: Any = app.add_middleware
+        add(middleware)
     elif inspect.iscoroutinefunction(middleware):
         app.middleware("http")(middleware)
     else:
@@ -151,13 +155,15 @@ async def _on_validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(step) for step in first["loc"] if step != "body") or None
-    return JSONResponse(error_body(f"{param or 'body'}: {first['msg']}", param=param, code="invalid_value"), status_code=400)
+    return JSONResponse(error_body(f"{param or 'body'}: {first['msg']}", param=param, code="invalid_value"),
+                        status_code=400)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(error_body(message, INVALID_REQUEST, code=None), status_code=error.status_code, headers=error.headers)
+    return JSONResponse(error_body(message, INVALID_REQUEST, code=None), status_code=error.status_code,
+                        headers=error.headers)
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:

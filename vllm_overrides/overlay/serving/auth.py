@@ -13,7 +13,8 @@ from vllm.overlay.serving.errors import error_body
 
 
 class ApiKeys:
-    """Lets a request below /v1 pass only with one of the keys. Plain ASGI: it does not stand between stream and client."""
+    """Lets a request below /v1 pass only with one of the keys. Plain ASGI: it does not stand between stream and
+    client."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -21,7 +22,8 @@ class ApiKeys:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass on, or answer 401."""
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guarded(scope) and not self._allowed(scope):
+        asks = scope["type"] == "http" and scope["method"] != "OPTIONS"
+        if asks and self._guarded(scope) and not self._allowed(scope):
             body = error_body("Invalid or missing API key.", "authentication_error", code="invalid_api_key")
             await JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return

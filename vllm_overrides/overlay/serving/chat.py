@@ -56,7 +56,8 @@ class ChatAnswer(Answer):
                 "choices": bodies, "usage": self.usage(), "prompt_logprobs": self.prompt_logprobs_body(0)}
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The response as server-sent events: a role delta per choice, deltas, a finish per choice, usage if asked, [DONE]."""
+        """The response as server-sent events: a role delta per choice, deltas, a finish per choice, usage if asked,
+        [DONE]."""
         deltas = respond.ChatDeltas(self.service.settings.reasoning_field)
         due: list[list[dict[str, Any]]] = [[] for _ in self.choices]
         begun = False
@@ -81,11 +82,13 @@ class ChatAnswer(Answer):
         yield respond.DONE
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "chat.completion.chunk", "created": self._created, "model": self._request.model}
+        return {"id": self.id, "object": "chat.completion.chunk", "created": self._created,
+                "model": self._request.model}
 
     def _chunk(self, choice: Choice, delta: dict[str, Any], due: list[dict[str, Any]] | None = None,
                finished: bool = False) -> bytes:
-        """One event; takes the logprobs that are due along, since text that is held back comes later than its tokens."""
+        """One event; takes the logprobs that are due along, since text that is held back comes later than its
+        tokens."""
         body: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": None,
                                 "finish_reason": choice.finish_reason if finished else None}
         if due:
@@ -113,7 +116,8 @@ async def chat_answer(service: Service, body: Any, trace_headers: Mapping[str, s
     if request.chat_template is not None and not service.settings.trust_request_template:
         raise not_supported("chat_template", "the server was not started with --trust-request-chat-template.")
     if not service.renderer.has_template:
-        raise RequestError("This model has no chat template; start the server with --chat-template.", code="unsupported_parameter")
+        raise RequestError("This model has no chat template; start the server with --chat-template.",
+                           code="unsupported_parameter")
     policy.check_limit(options.max_tokens, service.settings.max_model_len)
     check_sampling(options, max_logprobs=service.settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="top_logprobs")

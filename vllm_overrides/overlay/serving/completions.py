@@ -57,7 +57,8 @@ class CompletionAnswer(Answer):
                           [entry for step in taken for entry in step.logprobs])
             logprobs = _joined(opening_logprobs, self._logprobs(choice, merged))
             bodies.append({"index": choice.index, "text": opening + "".join(() if self._prompt_only else parts),
-                           "logprobs": logprobs, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason,
+                           "logprobs": logprobs, "finish_reason": choice.finish_reason,
+                           "stop_reason": choice.stop_reason,
                            "prompt_logprobs": self.prompt_logprobs_body(choice.index // self.options.n)})
         return {**self._head(), "choices": bodies, "usage": self.usage()}
 
@@ -127,18 +128,21 @@ def _joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict
     return {name: first[name] + second[name] for name in first}
 
 
-async def completion_answer(service: Service, body: Any, trace_headers: Mapping[str, str] | None = None) -> CompletionAnswer:
+async def completion_answer(service: Service, body: Any,
+                            trace_headers: Mapping[str, str] | None = None) -> CompletionAnswer:
     """Everything of a completion request up to generation. Raises RequestError for what cannot be served."""
     request = normalise_completion(body)
     options = request.options
     settings = service.settings
     service.check_model(request.model)
     policy.check_limit(options.max_tokens, settings.max_model_len)
-    check_sampling(options, max_logprobs=settings.max_logprobs, vocab_size=service.vocab_size, logprobs_field="logprobs")
+    check_sampling(options, max_logprobs=settings.max_logprobs, vocab_size=service.vocab_size,
+                   logprobs_field="logprobs")
     prompts = [await service.renderer.completion(prompt, options) for prompt in request.prompts]
     params = []
     for prompt in prompts:
-        budget = policy.token_budget(len(prompt.token_ids), max(options.max_tokens or 1, 1), settings.max_model_len, "prompt")
+        budget = policy.token_budget(len(prompt.token_ids), max(options.max_tokens or 1, 1), settings.max_model_len,
+                                     "prompt")
         one = sampling_params(options, settings.sampling_defaults, budget)
         if request.echo and one.prompt_logprobs is None:
             one.prompt_logprobs = options.logprobs

@@ -46,7 +46,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """A response of server-sent events, each flushed by itself; closes its source when the client goes.
 
-    Starlette's StreamingResponse notices a client that leaves during a silent phase (a long prefill) only under some servers.
+    Starlette's StreamingResponse notices a client that leaves during a silent phase (a long prefill) only under some
+    servers.
     """
 
     media_type = "text/event-stream"

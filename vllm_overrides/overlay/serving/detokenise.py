@@ -54,7 +54,8 @@ class TokenBytes:
 class ByteDetokeniser:
     """Detokeniser of byte-level tokenizers: bytes through an incremental UTF-8 decoder. Constant work per token."""
 
-    def __init__(self, token_bytes: TokenBytes, prompt: Sequence[int] = (), skipped: frozenset[int] = frozenset()) -> None:
+    def __init__(self, token_bytes: TokenBytes, prompt: Sequence[int] = (),
+                 skipped: frozenset[int] = frozenset()) -> None:
         """skipped: ids without text (special tokens). prompt: the ids before the answer."""
         self._bytes = token_bytes
         self._skipped = skipped

@@ -38,7 +38,8 @@ def run_engine(engine_args: Any, usage_context: Any, ipc_path: str, report: Conn
     """Main of the engine's process. Sends the reason through ``report`` when it cannot start, and exits with 1."""
     from vllm.engine.multiprocessing.engine import MQLLMEngine
 
-    # The server decides when the engine ends: a Ctrl-C in the terminal reaches both, and the server still has answers to finish.
+    # The server decides when the engine ends: a Ctrl-C in the terminal reaches both, and the server still has answers
+    # to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -127,7 +128,12 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
         if ended.done():
             raise StartError(_reason(reports, process))
         engine = Engine(client)
-        ended.add_done_callback(lambda task: task.cancelled() or _fail(engine, _reason(reports, process)))
+
+        def tell(task: asyncio.Future[None]) -> None:
+            if not task.cancelled():
+                _fail(engine, _reason(reports, process))
+
+        ended.add_done_callback(tell)
         yield engine
     finally:
         # Its end is wanted from here on, and nobody asks for the reason.
@@ -149,7 +155,8 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
 
 
 def _fail(engine: Engine, reason: str) -> None:
-    """Tell the server, and everybody who waits for an output that will not come: the client alone notices after a minute."""
+    """Tell the server, and everybody who waits for an output that will not come: the client alone notices after a
+    minute."""
     if not engine.failed.done():
         engine.failed.set_result(reason)
     for queue in tuple(engine.client.output_queues.values()):
@@ -160,7 +167,7 @@ async def _wait(process: Any) -> None:
     """Returns when the process has ended."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
-    loop.add_reader(process.sentinel, lambda: over.done() or over.set_result(None))
+    loop.add_reader(process.sentinel, lambda: None if over.done() else over.set_result(None))
     try:
         await over
     finally:
@@ -197,7 +204,7 @@ def _reason(reports: Connection, process: Any) -> str:
     return f"the engine process {how}{memory}; its output above has the details"
 
 
-def _forget_metrics(pid: int) -> None:
+def _forget_metrics(pid: int | None) -> None:
     from prometheus_client import multiprocess
 
     multiprocess.mark_process_dead(pid)

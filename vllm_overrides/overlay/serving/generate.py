@@ -17,8 +17,8 @@ async def outputs(engine: Any, prompts: Sequence[Sequence[int]], params: Sequenc
                   ) -> AsyncIterator[tuple[int, RequestOutput]]:
     """(prompt's position, output), as they come, of all prompts at once.
 
-    engine: an EngineClient. Closing this generator aborts in the engine what is not finished. An exception of the engine is
-    raised here; a ValueError before the first output is its way to refuse a request, so a RequestError.
+    engine: an EngineClient. Closing this generator aborts in the engine what is not finished. An exception of the
+    engine is raised here; a ValueError before the first output is its way to refuse a request, so a RequestError.
     """
     streams = [engine.generate(TokensPrompt(prompt_token_ids=list(prompt)), one, f"{request_id}-{i}", priority=priority,
                                trace_headers=trace_headers)

@@ -1,19 +1,21 @@
-"""Log probabilities in the two shapes of OpenAI's API. Probabilities of zero become -9999, since JSON has no infinity."""
+"""Log probabilities in the two shapes of OpenAI's API. Probabilities of zero become -9999, since JSON has no
+infinity."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 _LEAST = -9999.0
-Alternatives = Optional[Mapping[int, Any]]
+Alternatives = Mapping[int, Any] | None
 
 
 class TokenText:
     """The text of single tokens, as logprobs show them: a token that holds part of a character shows a broken one."""
 
     def __init__(self, tokenizer: Any, token_bytes: Any = None, as_ids: bool = False) -> None:
-        """token_bytes: a TokenBytes where the tokenizer is byte-level; as_ids: show ``token_id:123`` instead of text."""
+        """token_bytes: a TokenBytes where the tokenizer is byte-level; as_ids: show ``token_id:123`` instead of
+        text."""
         self._tokenizer = tokenizer
         self._bytes = token_bytes
         self._as_ids = as_ids
@@ -30,12 +32,15 @@ class TokenText:
 
 
 def _best_first(alternatives: Mapping[int, Any], count: int) -> list[tuple[int, float]]:
-    ranked = sorted(((token, max(entry.logprob, _LEAST)) for token, entry in alternatives.items()), key=lambda pair: -pair[1])
+    ranked = sorted(((token, max(entry.logprob, _LEAST)) for token, entry in alternatives.items()),
+                    key=lambda pair: -pair[1])
     return ranked[:count]
 
 
-def chat_logprobs(text: TokenText, tokens: Sequence[int], logprobs: Sequence[Alternatives], top: int) -> list[dict[str, Any]]:
-    """``choices[].logprobs.content`` of chat: one entry per generated token, thoughts included, with ``top`` alternatives."""
+def chat_logprobs(text: TokenText, tokens: Sequence[int], logprobs: Sequence[Alternatives],
+                  top: int) -> list[dict[str, Any]]:
+    """``choices[].logprobs.content`` of chat: one entry per generated token, thoughts included, with ``top``
+    alternatives."""
 
     def entry(token: int, value: float) -> dict[str, Any]:
         return {"token": text.text(token), "logprob": value, "bytes": list(text.raw(token))}
@@ -45,7 +50,8 @@ def chat_logprobs(text: TokenText, tokens: Sequence[int], logprobs: Sequence[Alt
         if alternatives is None:
             continue
         chosen = max(alternatives[token].logprob, _LEAST)
-        content.append({**entry(token, chosen), "top_logprobs": [entry(*pair) for pair in _best_first(alternatives, top)]})
+        content.append({**entry(token, chosen),
+                        "top_logprobs": [entry(*pair) for pair in _best_first(alternatives, top)]})
     return content
 
 

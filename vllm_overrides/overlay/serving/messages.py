@@ -1,7 +1,7 @@
 """The conversation of a chat request, brought into the one form that the chat template reads.
 
-Every message becomes ``{"role", "content": str}``; an assistant's may carry ``reasoning_content`` (str) and ``tool_calls``
-(``{"id", "type": "function", "function": {"name", "arguments": dict}}``), a tool's ``tool_call_id``.
+Every message becomes ``{"role", "content": str}``; an assistant's may carry ``reasoning_content`` (str) and
+``tool_calls`` (``{"id", "type": "function", "function": {"name", "arguments": dict}}``), a tool's ``tool_call_id``.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _tool_call(value: Any, path: str) -> dict[str, Any]:
         raise missing(f"{path}.function.name")
     call: dict[str, Any] = {
         "type": "function",
-        "function": {"name": text(name, f"{path}.function.name"), "arguments": call_arguments(function.get("arguments"))},
+        "function": {"name": text(name, f"{path}.function.name"),
+                     "arguments": call_arguments(function.get("arguments"))},
     }
     if isinstance(value.get("id"), str):
         call["id"] = value["id"]

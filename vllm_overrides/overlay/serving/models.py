@@ -12,7 +12,8 @@ _STARTED = int(time.time())
 
 def card(settings: Settings, name: str) -> dict[str, Any]:
     """One model, with its context length, by which clients cut their prompts."""
-    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "vllm", "root": settings.model_path, "parent": None,
+    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "vllm", "root": settings.model_path,
+            "parent": None,
             "max_model_len": settings.max_model_len}
 
 

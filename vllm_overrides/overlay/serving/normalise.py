@@ -1,7 +1,7 @@
 """JSON body -> a typed request. Everything that clients are known to send is accepted here or refused by name.
 
-Unknown fields are ignored; null and empty optional fields are as absent; a known field of a wrong type or out of range is a
-RequestError (400) that names it. Nothing below this module sees the body.
+Unknown fields are ignored; null and empty optional fields are as absent; a known field of a wrong type or out of
+range is a RequestError (400) that names it. Nothing below this module sees the body.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ def _options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: int 
     min_tokens = found.get("min_tokens", 0)
     if limit is not None and min_tokens > limit:
         if limit_name in found:
-            raise RequestError(f"min_tokens ({min_tokens}) must not be above {limit_name} ({limit}).", param="min_tokens")
+            raise RequestError(f"min_tokens ({min_tokens}) must not be above {limit_name} ({limit}).",
+                               param="min_tokens")
         limit = min_tokens
     n = found.get("n", 1)
     if found.get("best_of", n) != n:

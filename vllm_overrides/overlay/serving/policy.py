@@ -10,8 +10,8 @@ _TOO_LONG = "context_length_exceeded"
 def check_limit(max_tokens: int | None, context: int, param: str = "max_tokens") -> None:
     """Refuse a limit that no prompt could make true. Needs no prompt, so a client hears of it at once."""
     if max_tokens is not None and max_tokens > context:
-        raise RequestError(f"{param} is {max_tokens}, but this model's maximum context length is {context} tokens, prompt "
-                           "and answer together.", param=param)
+        raise RequestError(f"{param} is {max_tokens}, but this model's maximum context length is {context} tokens, "
+                           "prompt and answer together.", param=param)
 
 
 def token_budget(prompt_tokens: int, max_tokens: int | None, context: int, param: str = "messages") -> int:

@@ -20,8 +20,8 @@ _TURN = "<|im_start|>"
 
 @dataclass(frozen=True)
 class Prompt:
-    """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it holds behind
-    a ``<tool_call>`` that it leaves open, None where it opens none."""
+    """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it
+    holds behind a ``<tool_call>`` that it leaves open, None where it opens none."""
 
     text: str
     token_ids: list[int]
@@ -108,7 +108,8 @@ def ends_in_thought(prompt: str) -> bool:
 
 
 def well_formed(text: str) -> str:
-    """The text with unpaired surrogates (a client that cut a string inside an emoji) replaced: no tokenizer takes them."""
+    """The text with unpaired surrogates (a client that cut a string inside an emoji) replaced: no tokenizer takes
+    them."""
     try:
         text.encode()
     except UnicodeEncodeError:

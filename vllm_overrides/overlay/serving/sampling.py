@@ -16,9 +16,9 @@ _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repeti
 def sampling_params(options: Options, defaults: Mapping[str, Any], max_tokens: int) -> SamplingParams:
     """What the engine gets for one prompt.
 
-    defaults: the model's generation_config.json as far as it concerns sampling ({} when switched off). max_tokens: what
-    ``policy.token_budget`` allows. The engine decodes token ids only: text, stop strings and parsing belong to ``choice``, so
-    the engine is given no stop string and always reports each step (DELTA).
+    defaults: the model's generation_config.json as far as it concerns sampling ({} when switched off). max_tokens:
+    what ``policy.token_budget`` allows. The engine decodes token ids only: text, stop strings and parsing belong to
+    ``choice``, so the engine is given no stop string and always reports each step (DELTA).
     """
     values = {name: _first(getattr(options, name), defaults.get(name), neutral) for name, neutral in _NEUTRAL.items()}
     if values["top_k"] == 0:
@@ -51,7 +51,8 @@ def check_sampling(options: Options, *, max_logprobs: int, vocab_size: int, logp
     """Refuse by name what the engine would refuse without one. vocab_size counts the added tokens too."""
     for name, value in ((logprobs_field, options.logprobs), ("prompt_logprobs", options.prompt_logprobs)):
         if value is not None and value > max_logprobs:
-            raise RequestError(f"{name} is {value}; this server gives at most {max_logprobs} (--max-logprobs).", param=name)
+            raise RequestError(f"{name} is {value}; this server gives at most {max_logprobs} (--max-logprobs).",
+                               param=name)
     for name, ids in (("logit_bias", options.logit_bias), ("allowed_token_ids", options.allowed_token_ids or ()),
                       ("stop_token_ids", options.stop_token_ids)):
         for token in ids:

@@ -49,7 +49,8 @@ def main() -> None:
 
 
 async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SystemExit(1), after one line on stderr, when that is not possible any more."""
+    """Serve until SIGTERM or SIGINT. Raises SystemExit(1), after one line on stderr, when that is not possible any
+    more."""
     from vllm.overlay.runtime.startup_check import check_deployed
 
     check_deployed()
@@ -99,7 +100,8 @@ def bind(host: str | None, port: int) -> socket.socket:
         sock.bind((address, port))
     except OSError as error:
         sock.close()
-        raise StartError(f"cannot listen on {address} port {port}: {error.strerror or error}; choose another with --port") from error
+        why = f"cannot listen on {address} port {port}: {error.strerror or error}; choose another with --port"
+        raise StartError(why) from error
     return sock
 
 
@@ -117,8 +119,8 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
         raise StartError(f"cannot serve {args.model}: {one_line(error)}") from error
     lacking = missing_tokens(tokenizer.get_vocab(), args.reasoning_parser, args.tool_call_parser)
     if lacking:
-        raise StartError(f"the tokenizer of {args.model} has no token {', '.join(lacking)}, which --reasoning-parser or "
-                         "--tool-call-parser needs")
+        raise StartError(f"the tokenizer of {args.model} has no token {', '.join(lacking)}, which --reasoning-parser "
+                         "or --tool-call-parser needs")
     alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
     start = engine_client.in_process if alone else engine_client.in_own_process
     async with start(engine_args, config) as engine:
@@ -197,8 +199,8 @@ async def _while_alive(engine: engine_client.Engine, work: Any) -> Any:
 
 
 class _Server(uvicorn.Server):
-    """Says that it is ready when it listens. Leaves signals to us: uvicorn would raise them again after its end, and the
-    engine's clean-up would be skipped."""
+    """Says that it is ready when it listens. Leaves signals to us: uvicorn would raise them again after its end, and
+    the engine's clean-up would be skipped."""
 
     ready_lines = ""
 
@@ -226,7 +228,8 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
     server = _Server(uvicorn.Config(
         app, host=args.host or "0.0.0.0", port=args.port, log_level=args.uvicorn_log_level, access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S, ssl_keyfile=args.ssl_keyfile, ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs, ssl_cert_reqs=args.ssl_cert_reqs, timeout_graceful_shutdown=args.shutdown_timeout,
+        ssl_ca_certs=args.ssl_ca_certs, ssl_cert_reqs=args.ssl_cert_reqs,
+        timeout_graceful_shutdown=args.shutdown_timeout,
         **uvicorn_options))
     server.ready_lines = ready_lines(args, service)
     loop = asyncio.get_running_loop()
@@ -256,15 +259,18 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
 
 def ready_lines(args: Namespace, service: Service) -> str:
     """What a person who started the server wants to know: that it is ready, and a command that works."""
-    shown = "127.0.0.1" if args.host in (None, "", "0.0.0.0", "::") else f"[{args.host}]" if ":" in args.host else args.host
+    shown = "127.0.0.1" if args.host in (None, "", "0.0.0.0",
+                                         "::") else f"[{args.host}]" if ":" in args.host else args.host
     base = f"{'https' if args.ssl_keyfile else 'http'}://{shown}:{args.port}{args.root_path or ''}"
     name = service.settings.model_names[0]
     body: dict[str, Any] = {"model": name, "max_tokens": 64}
     if service.renderer.has_template:
-        path, ask = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "Hello"}]
     else:
-        path, ask = "/v1/completions", {"prompt": "Hello"}
+        path = "/v1/completions"
+        body["prompt"] = "Hello"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if args.api_key else ""
     insecure = " -k" if args.ssl_keyfile else ""
     return (f"Ready: {name} at {base} (context {service.settings.max_model_len} tokens). Try:\n"
-            f"curl{insecure} {base}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps({**body, **ask})}'")
+            f"curl{insecure} {base}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'")

@@ -58,7 +58,8 @@ class Service:
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) for a model that is not served here."""
         if name not in self.settings.model_names:
-            raise RequestError(f"The model {name!r:.100} does not exist; this server has {', '.join(self.settings.model_names)}.",
+            served = ", ".join(self.settings.model_names)
+            raise RequestError(f"The model {name!r:.100} does not exist; this server has {served}.",
                                param="model", code="model_not_found", status=404)
 
     def check_tools(self, request: ChatRequest) -> None:
@@ -101,4 +102,5 @@ class Service:
             detokeniser = ByteDetokeniser(self._token_bytes, prompt.token_ids, skipped)
         else:
             detokeniser = WindowDetokeniser(self._tokenizer, prompt.token_ids, skipped)
-        return Choice(index, detokeniser, parser, stops=stops, include_stop=options.include_stop, min_tokens=options.min_tokens)
+        return Choice(index, detokeniser, parser, stops=stops, include_stop=options.include_stop,
+                      min_tokens=options.min_tokens)

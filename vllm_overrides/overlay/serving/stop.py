@@ -20,7 +20,8 @@ class StopFilter:
         self.matched: str | None = None
 
     def feed(self, events: list[Event], armed: bool = True) -> list[Event]:
-        """The events up to a stop string. armed=False (min_tokens is not reached yet): no text counts as a stop string."""
+        """The events up to a stop string. armed=False (min_tokens is not reached yet): no text counts as a stop
+        string."""
         if not self._stops:
             return events
         out: list[Event] = []

@@ -1,4 +1,5 @@
-"""Output that must follow a grammar: which fields ask for it. It is refused, by the field's name, until it can be obeyed.
+"""Output that must follow a grammar: which fields ask for it. It is refused, by the field's name, until it can be
+obeyed.
 
 Stock would import outlines for these, which is not installed; a plain request never gets near it.
 """

@@ -35,7 +35,8 @@ class Tools:
 
 
 def normalise_tools(value: Any, path: str = "tools") -> Tools:
-    """Check tool definitions. Kinds that only other servers can run (web search, ...) are left out with a debug line."""
+    """Check tool definitions. Kinds that only other servers can run (web search, ...) are left out with a debug
+    line."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
     definitions, schemas = [], {}

@@ -68,6 +68,7 @@ def shown(events: list[Event]) -> dict:
             "calls": [tuple(one) for one in calls]}
 
 
+OPEN = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n"
 WEATHER = ("get_weather", '{"city": "Paris", "days": 3}')
 SCRIPT = "<function=x>\n<parameter=y>\n1 < 2 && \"q\"\n</parameter> </param\n</tool_call> 北京 🎉"
 
@@ -78,9 +79,11 @@ CASES = {
     "thought only": ("Hm.\n", {"in_thought": True}, {"thought": "Hm.\n"}),
     "empty thought": ("\n\n</think>\n\nYes.", {"in_thought": True}, {"content": "Yes."}),
     "opens the thought itself": ("<think>\nHm.\n</think>\n\nYes.", {}, {"thought": "Hm.", "content": "Yes."}),
-    "opens a thought twice": ("<think>\nHm.\n</think>\n\nYes.", {"in_thought": True}, {"thought": "Hm.", "content": "Yes."}),
+    "opens a thought twice": ("<think>\nHm.\n</think>\n\nYes.", {"in_thought": True},
+                              {"thought": "Hm.", "content": "Yes."}),
     "closes a thought that is not open": ("</think>\n\nYes.", {}, {"content": "Yes."}),
-    "closes a thought twice": ("Hm.</think>\n</think>\n\nYes.", {"in_thought": True}, {"thought": "Hm.", "content": "Yes."}),
+    "closes a thought twice": ("Hm.</think>\n</think>\n\nYes.", {"in_thought": True},
+                               {"thought": "Hm.", "content": "Yes."}),
     "markers in an answer are text": ("Use <think> and </think>.", {}, {"content": "Use <think> and </think>."}),
     "no reasoning parser": ("Hm.\n</think>\n\nYes.", {"in_thought": True, "reasoning": False},
                             {"content": "Hm.\n</think>\n\nYes."}),
@@ -91,7 +94,8 @@ CASES = {
     "one call": (call("get_weather", city="Paris", days="3"), {}, {"calls": [WEATHER]}),
     "content and call": ("Let me look.\n\n" + call("get_weather", city="Paris", days="3"), {},
                          {"content": "Let me look.", "calls": [WEATHER]}),
-    "thought, content and call": ("I need it.\n</think>\n\nLet me look.\n\n" + call("get_weather", city="Paris", days="3"),
+    "thought, content and call": ("I need it.\n</think>\n\nLet me look.\n\n" + call("get_weather", city="Paris",
+                                                                                    days="3"),
                                   {"in_thought": True},
                                   {"thought": "I need it.", "content": "Let me look.", "calls": [WEATHER]}),
     "call ends the thought": ("I need it.\n" + call("now"), {"in_thought": True},
@@ -112,33 +116,38 @@ CASES = {
     "empty value": (call("write_file", path=""), {}, {"calls": [("write_file", '{"path": ""}')]}),
     "nested value": (call("write_file", options='{"a": {"b": [1, 2.5, null]}}'), {},
                      {"calls": [("write_file", '{"options": {"a": {"b": [1, 2.5, null]}}}')]}),
-    "a number where none fits": (call("get_weather", days="many"), {}, {"calls": [("get_weather", '{"days": "many"}')]}),
+    "a number where none fits": (call("get_weather", days="many"), {},
+                                 {"calls": [("get_weather", '{"days": "many"}')]}),
     "unknown function": (call("other", x="1"), {}, {"calls": [("other", '{"x": "1"}')]}),
     "no newlines": ("<tool_call><function=get_weather><parameter=city>Paris</parameter><parameter=days>3</parameter>"
                     "</function></tool_call>", {}, {"calls": [WEATHER]}),
-    "closing parameter is missing": ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</function>\n</tool_call>",
+    "closing parameter is missing": (OPEN + "</function>\n</tool_call>",
                                      {}, {"calls": [("get_weather", '{"city": "Paris"}')]}),
-    "closing function is missing": ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>",
+    "closing function is missing": (OPEN + "</parameter>\n</tool_call>",
                                     {}, {"calls": [("get_weather", '{"city": "Paris"}')]}),
-    "ends inside a value": ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n", {},
+    "ends inside a value": (OPEN, {},
                             {"calls": [("get_weather", '{"city": "Paris"}')]}),
-    "ends behind the function": ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>", {},
+    "ends behind the function": (OPEN + "</parameter>\n</function>", {},
                                  {"calls": [("get_weather", '{"city": "Paris"}')]}),
     "block is not closed before the next": ("<tool_call>\n<function=now>\n</function>\n" + call("now"), {},
                                             {"calls": [("now", "{}"), ("now", "{}")]}),
-    "value is not closed before the next": ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</tool_call>\n"
-                                            + call("now"), {}, {"calls": [("get_weather", '{"city": "Paris"}'), ("now", "{}")]}),
-    "stray text between parameters": ("<tool_call>\n<function=get_weather>\nhm <b> <parameter=city>\nParis\n</parameter>\n"
-                                      "</function>\n</tool_call>", {}, {"calls": [("get_weather", '{"city": "Paris"}')]}),
+    "value is not closed before the next": (OPEN + "</tool_call>\n"
+                                            + call("now"), {},
+                                            {"calls": [("get_weather", '{"city": "Paris"}'), ("now", "{}")]}),
+    "stray text between parameters": (OPEN.replace("<parameter", "hm <b> <parameter")
+                                      + "</parameter>\n</function>\n</tool_call>", {},
+                                      {"calls": [("get_weather", '{"city": "Paris"}')]}),
     "block without a function is content": ('<tool_call>\n{"name": "now"}\n</tool_call>', {},
                                             {"content": '<tool_call>\n{"name": "now"}\n</tool_call>'}),
     "empty block": ("a <tool_call>\n</tool_call> b", {}, {"content": "a  b"}),
     "no tools": (call("now"), {"schemas": None}, {"content": call("now")}),
     "thought opens a call without tools": ("a " + call("now"), {"schemas": None, "in_thought": True},
                                            {"thought": "a " + call("now")}),
-    "call begun by the prompt": ("<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n"
-                                 "</tool_call>", {"opened_call": "\n<function=get_weather>\n"}, {"calls": [WEATHER]}),
-    "name left to the model": ("now>\n</function>\n</tool_call>", {"opened_call": "\n<function="}, {"calls": [("now", "{}")]}),
+    "call begun by the prompt": ("<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+                                 "</function>\n</tool_call>", {"opened_call": "\n<function=get_weather>\n"},
+                                 {"calls": [WEATHER]}),
+    "name left to the model": ("now>\n</function>\n</tool_call>", {"opened_call": "\n<function="},
+                               {"calls": [("now", "{}")]}),
     "one call only": (call("now") + call("now"), {"one_call": True}, {"calls": [("now", "{}")]}),
     "one call of two functions": ("<tool_call>\n<function=now>\n</function>\n<function=now>\n</function>\n</tool_call>",
                                   {"one_call": True}, {"calls": [("now", "{}")]}),
@@ -171,7 +180,8 @@ def test_one_character_at_a_time(case):
     assert shown(feed(parser(True, **options), tokens(text, set(range(len(text)))))) == wanted
 
 
-# Without ids, letters are all there is: a value cannot hold a marker's letters and tell them from a marker. It does not have to.
+# Without ids, letters are all there is: a value cannot hold a marker's letters and tell them from a marker. It does
+# not have to.
 @pytest.mark.parametrize("case", CASES)
 def test_markers_found_by_their_letters(case):
     """A vocabulary without the tokens: every cut in two and single characters, markers cut as well, give the same."""
@@ -197,7 +207,8 @@ def test_broken_bytes_before_a_marker_are_not_lost():
 
 @pytest.mark.parametrize("case", [name for name in CASES if "call" in CASES[name][0] or "think" in CASES[name][0]])
 def test_truncated_anywhere(case):
-    """A text cut at any place by the token limit: streamed = whole, no marker in what is shown, and no more than the whole."""
+    """A text cut at any place by the token limit: streamed = whole, no marker in what is shown, and no more than the
+    whole."""
     text, options, wanted = expected(case)
     inside = {at for match in re.finditer("|".join(MARKERS), text) for at in range(match.start() + 1, match.end())}
     for end in set(range(1, len(text))) - inside:
@@ -209,7 +220,8 @@ def test_truncated_anywhere(case):
         if wanted["calls"] and not any(marker in wanted["content"] + str(wanted["calls"]) for marker in MARKERS):
             for name, arguments in got["calls"]:
                 assert any(name == whole_name and whole_arguments.startswith(arguments)
-                           for whole_name, whole_arguments in wanted["calls"]), f"{name}({arguments}) of {wanted['calls']}"
+                           for whole_name,
+                           whole_arguments in wanted["calls"]), f"{name}({arguments}) of {wanted['calls']}"
             assert wanted["content"].startswith(got["content"].rstrip()), f"cut at {end}: {got}"
 
 
@@ -226,7 +238,8 @@ def test_events_come_as_early_as_they_can():
 
 def test_random_answers_streamed_as_whole():
     """Answers made of random pieces of the format, right and wrong, cut at random: always what the whole gives."""
-    pieces = [*MARKERS, "<function=now>", "<function=get_weather>", "<parameter=city>", "<parameter=days>", "</parameter>",
+    pieces = [*MARKERS, "<function=now>", "<function=get_weather>", "<parameter=city>", "<parameter=days>",
+              "</parameter>",
               "</function>", "\n", "\n\n", " ", "x", "3", "null", "<", "</", "<parameter", "北京", "Hello", "{}", ">"]
     for seed in range(1500):
         rng = random.Random(seed)
@@ -244,7 +257,8 @@ def test_random_answers_streamed_as_whole():
 
 
 def test_linear_in_the_length():
-    """Twenty times the text takes about twenty times as long, not four hundred: a large file in one value, many tags."""
+    """Twenty times the text takes about twenty times as long, not four hundred: a large file in one value, many
+    tags."""
     import time
 
     def seconds(lines: int) -> float:

@@ -6,7 +6,6 @@ Both name one family of formats, of which there is one so far; a parser here is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 from vllm.overlay.serving.parse.markers import CALL, END_CALL, END_THINK, THINK
 

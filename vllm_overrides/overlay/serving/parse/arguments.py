@@ -15,8 +15,8 @@ _REF_DEPTH = 32
 def value_types(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str] | None:
     """The JSON types that a schema admits, or None where it says nothing.
 
-    Reads type (one or a list), nullable, enum, const, anyOf, oneOf, allOf, local $ref, and the shape keywords (properties,
-    items). Never raises: a broken schema says nothing.
+    Reads type (one or a list), nullable, enum, const, anyOf, oneOf, allOf, local $ref, and the shape keywords
+    (properties, items). Never raises: a broken schema says nothing.
     """
     if not isinstance(schema, Mapping) or depth > _REF_DEPTH:
         return None
@@ -75,7 +75,8 @@ def _resolve(ref: str, root: Any) -> Any:
 
 
 def parameter_types(tool_schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """The types that parameter ``name`` of a tool may have; those of a parameter that the tool does not declare: string.
+    """The types that parameter ``name`` of a tool may have; those of a parameter that the tool does not declare:
+    string.
 
     A declared parameter without a type admits every type.
     """
@@ -89,8 +90,9 @@ def parameter_types(tool_schema: Mapping[str, Any], name: str) -> frozenset[str]
 class ValueWriter:
     """Turns one value's text, fed in pieces, into JSON text.
 
-    Text of a string parameter comes out as it goes in; every other type waits for the whole value, since only then it is known
-    whether the text is one. Text that is of no admitted type becomes a string: nothing that the model wrote is lost.
+    Text of a string parameter comes out as it goes in; every other type waits for the whole value, since only then it
+    is known whether the text is one. Text that is of no admitted type becomes a string: nothing that the model wrote
+    is lost.
     """
 
     def __init__(self, types: frozenset[str]) -> None:
@@ -121,7 +123,8 @@ def _escaped(text: str) -> str:
 
 
 def decode_value(text: str, types: frozenset[str]) -> Any:
-    """The value that ``text`` stands for, of the first admitted type that it fits; the text itself where it fits none."""
+    """The value that ``text`` stands for, of the first admitted type that it fits; the text itself where it fits
+    none."""
     stripped = text.strip()
     if "null" in types and (stripped == "null" or (stripped == "None" and "string" not in types)):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class CallArguments:
     text: str
 
 
-Event = Union[Thought, Content, CallStart, CallArguments]
+Event = Thought | Content | CallStart | CallArguments
 
 
 def merged(events: list[Event]) -> list[Event]:

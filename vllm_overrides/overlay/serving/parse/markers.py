@@ -1,7 +1,7 @@
 """Where the control tokens of an answer are.
 
-A marker is a token of the vocabulary: the id decides, so the same letters spelled by ordinary tokens are text. Only where the
-vocabulary has no such token is a marker looked for in the text.
+A marker is a token of the vocabulary: the id decides, so the same letters spelled by ordinary tokens are text. Only
+where the vocabulary has no such token is a marker looked for in the text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """One choice's text, split into thought, content and tool calls. The same machine serves streamed and whole answers.
 
-* A thought ends at ``</think>``, at ``<tool_call>`` where the request has tools, or with the answer: a thought that is cut stays
-  a thought. Newlines around it belong to the format and are left out; so are those before the content that follows it.
-* ``<think>`` and ``</think>`` are markers only where the format has them, before any content; later on they are text, because an
-  answer may be about them.
+* A thought ends at ``</think>``, at ``<tool_call>`` where the request has tools, or with the answer: a thought that
+  is cut stays a thought. Newlines around it belong to the format and are left out; so are those before the content
+  that follows it.
+* ``<think>`` and ``</think>`` are markers only where the format has them, before any content; later on they are text,
+  because an answer may be about them.
 * Blanks between content and a call, and between calls, are left out. Content behind a call is kept.
 * Without tools, or with tool_choice none, ``<tool_call>`` is text. Without a reasoning parser, ``<think>`` is.
 """
@@ -25,9 +26,10 @@ class OutputParser:
     def __init__(self, splitter: MarkerSplitter, *, in_thought: bool = False, reasoning: bool = True,
                  schemas: Mapping[str, dict] | None = None, opened_call: str | None = None,
                  one_call: bool = False) -> None:
-        """in_thought: the prompt ends inside a thought. reasoning: thoughts are split off. schemas: of the tools that may be
-        called, by name; None where calls are not parsed. opened_call: what the prompt holds behind a ``<tool_call>`` that it
-        leaves open. one_call: the answer is over, and says so by ``sealed``, with its first call."""
+        """in_thought: the prompt ends inside a thought. reasoning: thoughts are split off. schemas: of the tools that
+        may be called, by name; None where calls are not parsed. opened_call: what the prompt holds behind a
+        ``<tool_call>`` that it leaves open. one_call: the answer is over, and says so by ``sealed``, with its first
+        call."""
         self._splitter = splitter
         self._reasoning = reasoning
         self._schemas = schemas

@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-A value is everything between its tags, less one newline at each end, and may itself hold tags: a closing tag ends it only where
-the format goes on behind it. What is not of the format:
+A value is everything between its tags, less one newline at each end, and may itself hold tags: a closing tag ends it
+only where the format goes on behind it. What is not of the format:
 
 * a block that does not begin with a function is no call: it is content, unchanged;
 * text between parameters is left out;
@@ -45,10 +45,12 @@ _ENDS = (
 
 
 class CallParser:
-    """Reads one block, fed in pieces behind its opening marker. When ``done``, ``rest`` is the text that is not of it."""
+    """Reads one block, fed in pieces behind its opening marker. When ``done``, ``rest`` is the text that is not of
+    it."""
 
     def __init__(self, schemas: Mapping[str, dict], first_index: int, at_most: int | None = None) -> None:
-        """schemas: a tool's parameters by its name; first_index: position of the block's first call; at_most: calls to take."""
+        """schemas: a tool's parameters by its name; first_index: position of the block's first call; at_most: calls
+        to take."""
         self._schemas = schemas
         self._at_most = at_most
         self._text = ""
@@ -211,7 +213,8 @@ class CallParser:
         return (_WAIT if any(tag.startswith(beginning) for tag in tags) else _NO), "", at
 
     def _tag_name(self, at: int) -> tuple[str | None, int]:
-        """(name, position behind the tag) of a tag whose name begins at ``at``; (None, -1) to wait; (None, 0) for no tag."""
+        """(name, position behind the tag) of a tag whose name begins at ``at``; (None, -1) to wait; (None, 0) for no
+        tag."""
         end = self._text.find(">", at)
         name = self._text[at:end if end >= 0 else len(self._text)]
         if "\n" in name or "<" in name or len(name) > _LONGEST_NAME:
