@@ -57,7 +57,7 @@ def test_random_steps_equal_the_reference(seed, monkeypatch):
     if seed % 2:
         # Several tiles even at these lengths, one query at a time.
         monkeypatch.setattr(torch_impl, "_TILE", 8)
-        monkeypatch.setattr(torch_impl, "_SCORES", 64)
+        monkeypatch.setattr(torch_impl, "_SCORES_CPU", 64)
         monkeypatch.setattr(torch_impl, "_DECODE_ELEMENTS_CPU", 3 * block_size * kv_heads * size)
     cache, starts = Cache(seed, seq_lens, kv_heads, size, block_size, dtype), starts_of(lengths)
     gen = torch.Generator().manual_seed(seed)
@@ -104,7 +104,7 @@ def test_scores_beyond_float16_are_fine():
     assert_close(got, run(q, cache, [0, 8], [40], "reference"), ROUNDING[torch.float16], "large scores")
 
 
-@pytest.mark.parametrize("queries, bound", [(1, torch_impl._DECODE_ELEMENTS_CPU), (40, torch_impl._SCORES)])
+@pytest.mark.parametrize("queries, bound", [(1, torch_impl._DECODE_ELEMENTS_CPU), (40, torch_impl._SCORES_CPU)])
 def test_memory_does_not_grow_with_the_context(queries, bound):
     """Neither the scores of all queries against the whole context nor a copy of its keys exists at once."""
     context, heads, size = 30000, 16, 32

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-# Positions per tile of a prefill row, and scores (queries x heads x positions) that exist at a time.
+# Positions per tile of a prefill row.
 _TILE = 512
-_SCORES = 1 << 22
-# Elements of keys that one tile of the decode step may hold: near a CPU's cache; elsewhere few launches matter more.
-_DECODE_ELEMENTS_CPU = 1 << 19
-_DECODE_ELEMENTS = 1 << 24
+# Scores (queries x heads x positions) of a prefill row that exist at a time, and elements of keys that one tile of the
+# decode step may hold: near a CPU's cache; elsewhere few launches matter more.
+_SCORES_CPU, _SCORES = 1 << 20, 1 << 22
+_DECODE_ELEMENTS_CPU, _DECODE_ELEMENTS = 1 << 19, 1 << 24
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
@@ -75,7 +75,7 @@ def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
     block_size, kv_heads = key_cache.shape[1:3]
     group = heads // kv_heads
     tile = max(1, _TILE // block_size) * block_size
-    step = max(1, _SCORES // (tile * heads))
+    step = max(1, (_SCORES_CPU if q.device.type == "cpu" else _SCORES) // (tile * heads))
     out = torch.empty_like(q)
     for begin in range(0, queries, step):
         part = q[begin:begin + step]
