@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.helpers.fake_engine import USER, FakeEngine, client
+from tests.helpers.fake_engine import USER, FakeEngine, client, ids
 from vllm.version import __version__
 
 TOOLS = [{"type": "function",
@@ -85,3 +85,16 @@ def test_openai_package_errors():
     failing = openai_client(FakeEngine("abc", error=RuntimeError("x"), error_after=1))
     with pytest.raises(openai.APIError, match="failed on request"):
         list(failing.chat.completions.create(model="llm", messages=USER, stream=True))
+
+
+def test_tokenize_and_detokenize():
+    http = client(FakeEngine())
+    body = http.post("/tokenize", json={"model": "llm", "prompt": "héllo", "unknown": 1}).json()
+    assert body == {"count": len(ids("héllo")), "max_model_len": 4096, "tokens": ids("héllo")}
+    chat = http.post("/tokenize", json={"model": "llm", "messages": USER}).json()
+    assert http.post("/detokenize", json={"tokens": chat["tokens"]}).json() == {
+        "prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"}
+    for path, wrong in (("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/detokenize", {}), ("/tokenize", []),
+                        ("/detokenize", {"tokens": [10**9]}), ("/detokenize", {"tokens": ["a"]})):
+        response = http.post(path, json=wrong)
+        assert response.status_code == 400, f"{path} {wrong}: {response.text}"

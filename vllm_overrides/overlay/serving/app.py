@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 
 import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
-from vllm.overlay.serving import models
+from vllm.logger import init_logger
+from vllm.overlay.serving import models, tokens
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.auth import ApiKeys
 from vllm.overlay.serving.chat import ChatAnswer, chat_answer
@@ -28,6 +29,7 @@ from vllm.overlay.serving.service import Service
 from vllm.tracing import extract_trace_headers
 from vllm.version import __version__
 
+logger = init_logger(__name__)
 router = APIRouter()
 # nginx's number for a client that left before its answer; nobody reads it.
 _CLIENT_GONE = 499
@@ -107,9 +109,16 @@ async def health(request: Request) -> Response:
     return Response(status_code=200)
 
 
-# As in stock until the whole API is rebuilt.
-router.post("/tokenize")(api_server_stock.tokenize)
-router.post("/detokenize")(api_server_stock.detokenize)
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt or of a conversation."""
+    return JSONResponse(await tokens.tokenize(service_of(request), await json_body(request)))
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    return JSONResponse(await tokens.detokenize(service_of(request), await json_body(request)))
 
 
 def build_app(args: Namespace) -> FastAPI:
@@ -146,8 +155,9 @@ def _add_middleware(app: FastAPI, path: str) -> None:
         raise ValueError(f"--middleware {path} is neither a class nor a coroutine function")
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    logger.info("%d for %s %s: %.300s", error.status, request.method, request.url.path, error.message)
     return JSONResponse(error.body(), status_code=error.status)
 
 

@@ -15,6 +15,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any
 
+import vllm.envs as envs
 from vllm.logger import init_logger
 from vllm.overlay.serving.errors import StartError, one_line
 
@@ -51,6 +52,8 @@ def run_engine(engine_args: Any, usage_context: Any, ipc_path: str, report: Conn
         logger.exception("the engine could not start")
         report.send(one_line(error))
         raise SystemExit(1) from None
+    # Stock calls an engine dead whose step takes 30 s, which a long prefill may; in one process it asks for this limit.
+    engine.last_alive_threshold = envs.VLLM_ENGINE_ITERATION_TIMEOUT_S
     engine.start()
     # It returns only when it has failed; a wanted end interrupts it.
     failure = getattr(engine, "_errored_with", None)

@@ -15,7 +15,7 @@ from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
 
 T = TypeVar("T")
-_TURN = "<|im_start|>"
+_TURN, _END_TURN = "<|im_start|>", "<|im_end|>"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ class Renderer:
 
 def ends_in_thought(prompt: str) -> bool:
     """Whether the last turn of a prompt opens a thought and does not close it."""
-    turn = prompt[prompt.rfind(_TURN) + 1:]
+    start = prompt.rfind(_TURN)
+    if start < 0 or prompt.rstrip().endswith(_END_TURN):
+        return prompt.rstrip().endswith(THINK)
+    turn = prompt[start:]
     return turn.rfind(THINK) > turn.rfind(END_THINK)
 
 

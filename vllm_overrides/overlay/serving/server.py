@@ -6,6 +6,7 @@ Whatever prevents a start is one line on stderr and exit code 1.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import json
 import os
@@ -13,7 +14,7 @@ import signal
 import socket
 import sys
 from argparse import Namespace
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -27,7 +28,8 @@ from vllm.overlay.serving.service import Service, Settings
 
 logger = init_logger(__name__)
 
-_KEEP_ALIVE_S = 5
+# Stock's 5 s are just when a client that pauses for 5 s sends its next request, over a connection that is being closed.
+_KEEP_ALIVE_S = 300
 # How long a server whose engine is gone waits for the error answers to be sent.
 _FAREWELL_S = 2
 
@@ -44,7 +46,7 @@ def main() -> None:
     try:
         validate_parsed_serve_args(args)
     except (ValueError, TypeError, OSError) as error:
-        parser.error(one_line(error))
+        _give_up(one_line(error))
     uvloop.run(run_server(args))
 
 
@@ -64,14 +66,18 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
         with contextlib.closing(bind(args.host, args.port)) as sock:
             await _serve(args, sock, uvicorn_options)
     except StartError as error:
-        sys.stdout.flush()
-        print(f"vllm: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        _give_up(str(error))
     except asyncio.CancelledError:
         logger.info("told to end before it was ready")
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def _give_up(why: str) -> NoReturn:
+    sys.stdout.flush()
+    print(f"vllm: error: {why}", file=sys.stderr, flush=True)
+    raise SystemExit(1) from None
 
 
 def check_args(args: Namespace) -> None:
@@ -131,8 +137,6 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
 
 def settings(args: Namespace, config: Any) -> Settings:
     """What the command line and the engine's configuration say about requests."""
-    from vllm.entrypoints.chat_utils import load_chat_template
-
     model = config.model_config
     return Settings(
         model_names=tuple(args.served_model_name or [args.model]),
@@ -144,13 +148,21 @@ def settings(args: Namespace, config: Any) -> Settings:
         auto_tools=args.enable_auto_tool_choice,
         reasoning_field=args.reasoning_field,
         response_role=args.response_role,
-        chat_template=load_chat_template(args.chat_template),
+        chat_template=read_template(args.chat_template),
         trust_request_template=args.trust_request_chat_template,
         sampling_defaults=sampling_defaults(args.generation_config, model),
         tokens_as_ids=args.return_tokens_as_token_ids,
         log_requests=not args.disable_log_requests,
         priorities=config.scheduler_config.policy == "priority",
     )
+
+
+def read_template(source: str | None) -> str | None:
+    """The chat template that --chat-template names: a file, or Jinja source on one line with its escapes."""
+    if source is None or not os.path.isfile(source):
+        return None if source is None else codecs.decode(source, "unicode_escape")
+    with open(source, encoding="utf-8") as file:
+        return file.read()
 
 
 def sampling_defaults(source: str, model_config: Any) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""POST /tokenize and /detokenize, in vLLM's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.overlay.serving import fields
+from vllm.overlay.serving.errors import missing
+from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.service import Service
+
+
+async def tokenize(service: Service, body: Any) -> dict[str, Any]:
+    """Of ``{"model", "prompt"}`` or of a chat request: what generation would read. Raises RequestError."""
+    if isinstance(body, dict) and body.get("messages") is not None:
+        chat = normalise_chat({"model": service.settings.model_names[0], **body})
+        service.check_model(chat.model)
+        prompt = await service.renderer.chat(chat)
+    else:
+        found = fields.read(fields.mapping(body, "body"), {"model": fields.text, "add_special_tokens": fields.flag})
+        service.check_model(found.get("model", service.settings.model_names[0]))
+        if body.get("prompt") is None:
+            raise missing("prompt")
+        options = Options(add_special_tokens=found.get("add_special_tokens", True))
+        prompt = await service.renderer.completion(fields.text(body["prompt"], "prompt"), options)
+    return {"count": len(prompt.token_ids), "max_model_len": service.settings.max_model_len, "tokens": prompt.token_ids}
+
+
+async def detokenize(service: Service, body: Any) -> dict[str, Any]:
+    """Of ``{"model", "tokens"}``. Raises RequestError."""
+    checks = {"model": fields.text, "tokens": fields.list_of(fields.integer(0, service.vocab_size - 1))}
+    found = fields.read(fields.mapping(body, "body"), checks)
+    service.check_model(found.get("model", service.settings.model_names[0]))
+    if body.get("tokens") is None:
+        raise missing("tokens")
+    prompt = await service.renderer.completion(found.get("tokens", []), Options())
+    return {"prompt": prompt.text}
