@@ -1,4 +1,5 @@
-"""Outputs: nothing is sent while a prompt is being computed, samples are joined to their request, prefix hits are reported."""
+"""Outputs: nothing is sent while a prompt is being computed, samples are joined to their request, prefix hits are
+reported."""
 from typing import Any, Optional
 
 from vllm import outputs_stock as _stock
@@ -8,8 +9,9 @@ from vllm.sequence import SequenceGroup
 
 
 class RequestOutput(_stock.RequestOutput):
-    """Stock's output. num_cached_tokens: prompt tokens that were taken from the prefix cache, 0 for none; None before admission."""
-    num_cached_tokens: Optional[int] = None
+    """Stock's output. num_cached_tokens: prompt tokens that were taken from the prefix cache, 0 for none; None before
+    admission."""
+    num_cached_tokens: int | None = None
 
     @classmethod
     def from_seq_group(cls, seq_group: SequenceGroup, use_cache: bool) -> Optional["RequestOutput"]:
@@ -29,7 +31,8 @@ def _says_nothing(seq_group: SequenceGroup) -> bool:
     if params is None or seq_group.is_finished():
         return False
     delta = params.output_kind == RequestOutputKind.DELTA
-    return all(seq.get_output_len() == (seq._last_output_token_ids_offset if delta else 0) for seq in seq_group.get_seqs())
+    return all(seq.get_output_len() == (seq._last_output_token_ids_offset if delta else 0)
+               for seq in seq_group.get_seqs())
 
 
 # Stock's factory and its reused output objects name the class.

@@ -1,4 +1,5 @@
-"""Sampling parameters: several greedy samples are allowed, as the API allows them; they are served as requests of one sample."""
+"""Sampling parameters: several greedy samples are allowed, as the API allows them; they are served as requests of one
+sample."""
 from typing import Any
 
 from vllm import sampling_params_stock as _stock

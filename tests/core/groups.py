@@ -12,9 +12,16 @@ _ids = count(1)
 def group(tokens, params=None, request_id=None, **fields):
     """A waiting group of one sequence over `tokens`. fields: of SequenceGroup."""
     seq_id = next(_ids)
-    inputs = {"prompt_token_ids": list(tokens), "prompt": None, "multi_modal_data": fields.pop("multi_modal_data", None)}
+    inputs = {
+        "prompt_token_ids": list(tokens),
+        "prompt": None,
+        "multi_modal_data": fields.pop("multi_modal_data", None)
+    }
     seq = Sequence(seq_id, inputs, BLOCK)
-    return SequenceGroup(request_id or f"request-{seq_id}", [seq], 0.0, sampling_params=params or SamplingParams(), **fields)
+    return SequenceGroup(request_id or f"request-{seq_id}", [seq],
+                         0.0,
+                         sampling_params=params or SamplingParams(),
+                         **fields)
 
 
 def set_running(one):

@@ -1,12 +1,13 @@
-"""The block manager and its allocator: what is entered into the prefix cache, what is found there, and when there is room."""
+"""The block manager and its allocator: what is entered into the prefix cache, what is found there, and when there is
+room."""
 from itertools import count
 
 import pytest
+
+from tests.core.groups import BLOCK, appended, computed, group, set_running
 from vllm.core.block_manager_v2 import BlockSpaceManagerV2
 from vllm.core.block_manager_v2_stock import BlockSpaceManagerV2 as Stock
 from vllm.core.interfaces import AllocStatus
-
-from tests.core.groups import BLOCK, appended, computed, group, set_running
 
 PROMPT = list(range(100, 100 + 5 * BLOCK))
 
@@ -89,7 +90,7 @@ def test_the_first_miss_ends_the_prefix():
     blocks = manager()
     one = admit(blocks, group(PROMPT))
     step(blocks, one, len(PROMPT))
-    second = blocks._hashes[one.seqs[0].seq_id] if one.seqs[0].seq_id in blocks._hashes else None
+    second = blocks._hashes.get(one.seqs[0].seq_id, None)
     assert second is None, "the chain is made when somebody asks"
     chain = blocks.cached_prefix_blocks(one.seqs[0])
     assert len(chain) == 4
@@ -166,9 +167,11 @@ def test_blocks_that_others_hold_need_no_room():
     assert blocks.get_block_table(two.seqs[0])[:5] == blocks.get_block_table(one.seqs[0])
 
 
-@pytest.mark.parametrize("kind, expected", [(BlockSpaceManagerV2, [True] * BLOCK), (Stock, [True, False, False, False])])
+@pytest.mark.parametrize("kind, expected", [(BlockSpaceManagerV2, [True] * BLOCK),
+                                            (Stock, [True, False, False, False])])
 def test_a_token_that_fits_into_the_last_block_needs_no_free_one(kind, expected, request):
-    """3 blocks, 2 of them full: the third takes 4 tokens. Stock preempts the sequence after the first of them, again and again."""
+    """3 blocks, 2 of them full: the third takes 4 tokens. Stock preempts the sequence after the first of them, again
+    and again."""
     if kind is Stock:
         request.getfixturevalue("stock_core")
     blocks = manager(3, False, kind)

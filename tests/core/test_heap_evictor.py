@@ -5,6 +5,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vllm.core.evictor_v2 import EvictionPolicy, LRUEvictor, make_evictor
 
 
@@ -63,7 +64,9 @@ def test_an_update_moves_a_block_back():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["add", "evict", "remove", "update"]), st.integers(0, 30), st.integers(0, 5)), max_size=200))
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "evict", "remove", "update"]), st.integers(0, 30), st.integers(0, 5)),
+             max_size=200))
 def test_against_a_plain_list(operations):
     heap, model = ours(), {}
     for arrival, (kind, block, stamp) in enumerate(operations):

@@ -1,14 +1,15 @@
-"""The law with prefix caching and chunked prefill together: whatever happened before or beside it, a request gets the same tokens.
+"""The law with prefix caching and chunked prefill together: whatever happened before or beside it, a request gets the
+same tokens.
 
-Each hazard is also run on stock's scheduler and allocator, where the law must break: a test that cannot fail proves nothing.
+Each hazard is also run on stock's scheduler and allocator, where the law must break: a test that cannot fail proves
+nothing.
 """
 import random
 
 import pytest
 
-from vllm.overlay.engine.step_failure import StepFailed
-
 from tests.helpers.tiny_models import add, assert_same, drain, greedy, make_engine, prompt, run
+from vllm.overlay.engine.step_failure import StepFailed
 
 CHUNK = 64
 TOKENS = 12
@@ -32,8 +33,13 @@ def engine(qwen2):
 
 
 def cached_engine(model, **arguments):
-    return make_engine(model, **{"max_num_batched_tokens": CHUNK, "enable_prefix_caching": True, "num_gpu_blocks_override": 200,
-                                 **arguments})
+    return make_engine(
+        model, **{
+            "max_num_batched_tokens": CHUNK,
+            "enable_prefix_caching": True,
+            "num_gpu_blocks_override": 200,
+            **arguments
+        })
 
 
 def forget(engine):
@@ -54,7 +60,8 @@ def test_cold_and_warm_together_and_one_by_one(engine, plain):
 
 
 def test_a_hit_costs_one_step(engine, plain):
-    """592 cached tokens of 600 and 43 new ones are one step of 43 tokens; stock takes a step per piece of the cached prefix."""
+    """592 cached tokens of 600 and 43 new ones are one step of 43 tokens; stock takes a step per piece of the cached
+    prefix."""
     first, second = prompt(600, seed=3), prompt(600, seed=3)[:592] + prompt(43, seed=4)
     run(engine, [first], greedy(1))
     add(engine, "hit", second, greedy(1))
@@ -138,7 +145,8 @@ def test_long_tail_breaks_stock(qwen2, plain, stock_core):
 
 
 def test_a_prompt_goes_on_beside_a_decoding_sequence(qwen2, plain):
-    """A budget of one block, of which a decoding sequence takes a token: stock gives the prompt nothing until that one ends."""
+    """A budget of one block, of which a decoding sequence takes a token: stock gives the prompt nothing until that one
+    ends."""
     engine = cached_engine(qwen2, max_num_batched_tokens=16)
     add(engine, "long", PROMPTS[4], greedy(400))
     engine.step()
@@ -155,7 +163,8 @@ def test_a_prompt_goes_on_beside_a_decoding_sequence(qwen2, plain):
 
 
 def test_the_same_prompt_while_it_is_being_computed(engine, plain):
-    """A second request of the same prompt arrives after the first piece and must not read blocks that are not there yet."""
+    """A second request of the same prompt arrives after the first piece and must not read blocks that are not there
+    yet."""
     forget(engine)
     add(engine, "a", PROMPTS[3], greedy(TOKENS))
     engine.step()
@@ -165,7 +174,8 @@ def test_the_same_prompt_while_it_is_being_computed(engine, plain):
 
 
 def test_an_answer_grows_into_a_prompt_that_is_being_computed(engine, plain):
-    """While A decodes, B's prompt is A's prompt and whole answer, not yet computed: A's full blocks must stay A's own."""
+    """While A decodes, B's prompt is A's prompt and whole answer, not yet computed: A's full blocks must stay A's
+    own."""
     forget(engine)
     answer = list(run(engine, [PROMPTS[2]], greedy(60))[0].outputs[0].token_ids)
     expected = run(engine, [PROMPTS[2]], greedy(60))
@@ -182,7 +192,7 @@ def test_prompt_logprobs_are_complete_on_a_warm_cache(engine):
     cold, warm = (run(engine, [PROMPTS[1]], params)[0] for _ in range(2))
     assert warm.num_cached_tokens == 0
     assert len(warm.prompt_logprobs) == len(PROMPTS[1])
-    for place, (a, b) in enumerate(zip(cold.prompt_logprobs[1:], warm.prompt_logprobs[1:]), 1):
+    for place, (a, b) in enumerate(zip(cold.prompt_logprobs[1:], warm.prompt_logprobs[1:], strict=True), 1):
         token = PROMPTS[1][place]
         assert abs(a[token].logprob - b[token].logprob) < 1e-5, f"token {place}: {a} and {b}"
 
@@ -199,7 +209,9 @@ def test_nothing_is_leaked(engine):
 def test_random_schedules(qwen2, plain, seed):
     """Requests, aborts and preemptions at random; every request that stays gets the plain tokens."""
     chance = random.Random(seed)
-    engine = cached_engine(qwen2, max_num_batched_tokens=chance.choice([16, 48, 64, 100]), max_num_seqs=chance.choice([2, 3, 8]),
+    engine = cached_engine(qwen2,
+                           max_num_batched_tokens=chance.choice([16, 48, 64, 100]),
+                           max_num_seqs=chance.choice([2, 3, 8]),
                            num_gpu_blocks_override=chance.choice([70, 100, 512]))
     wanted, found, waiting = {}, {}, [(f"q{n}", chance.randrange(len(PROMPTS))) for n in range(24)]
     preempt_often(engine, 20, seed)

@@ -1,25 +1,26 @@
 """The scheduler without an engine: slots of recurrent state, pieces of prompts, preemption."""
 import pytest
+
+from tests.core.groups import BLOCK, appended, computed, group
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.core.scheduler import Scheduler
 from vllm.overlay.hybrid import KEEP, ZERO, SequenceOrders
 from vllm.sequence import SequenceStatus
 
-from tests.core.groups import BLOCK, appended, computed, group
-
 
 def scheduler(slots=0, blocks=64, tokens=16, seqs=4, caching=False, length=200, chunked=True):
     cache = CacheConfig(BLOCK, 1.0, 0, "auto", enable_prefix_caching=caching)
     cache.num_gpu_blocks, cache.num_cpu_blocks, cache.num_state_slots = blocks, 0, slots
-    return Scheduler(SchedulerConfig(tokens if chunked else max(tokens, length), seqs, length, enable_chunked_prefill=chunked),
-                     cache, None)
+    return Scheduler(
+        SchedulerConfig(tokens if chunked else max(tokens, length), seqs, length, enable_chunked_prefill=chunked),
+        cache, None)
 
 
 def step(one, token=5):
     """Schedules, pretends that the model ran, and returns {request id: (tokens computed, state orders)}."""
     metadata, outputs, _ = one.schedule()
     ran = {}
-    for meta, scheduled in zip(metadata, outputs.scheduled_seq_groups):
+    for meta, scheduled in zip(metadata, outputs.scheduled_seq_groups, strict=True):
         ran[meta.request_id] = (scheduled.token_chunk_size, meta.state_orders)
         computed(scheduled.seq_group, scheduled.token_chunk_size)
         if meta.do_sample:

@@ -7,7 +7,8 @@ from tests.helpers.tiny_models import make_qwen2
 @pytest.fixture
 def config(qwen2):
     from vllm import EngineArgs
-    return lambda **arguments: EngineArgs(model=str(qwen2), skip_tokenizer_init=True, **arguments).create_engine_config()
+    return lambda **arguments: EngineArgs(model=str(qwen2), skip_tokenizer_init=True, **arguments).create_engine_config(
+    )
 
 
 def test_prompts_are_cut_by_default(config):

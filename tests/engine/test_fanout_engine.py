@@ -2,18 +2,25 @@
 import asyncio
 
 import pytest
-from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
 
 from tests.helpers.tiny_models import add, assert_same, drain, greedy, make_engine, prompt, run
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
 PROMPT = prompt(150, seed=1)
 FINAL_ONLY, DELTA, CUMULATIVE = RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 
 
 def sampled(n, **fields):
-    return SamplingParams(**{"n": n, "temperature": 1.5, "seed": 40, "max_tokens": 8, "ignore_eos": True, "detokenize": False,
-                             **fields})
+    return SamplingParams(**{
+        "n": n,
+        "temperature": 1.5,
+        "seed": 40,
+        "max_tokens": 8,
+        "ignore_eos": True,
+        "detokenize": False,
+        **fields
+    })
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,8 @@ def test_n_is_n_requests_with_seeds_that_follow(engine, n, kind):
     output = drain(engine)["many"]
     assert output.finished and [completion.index for completion in output.outputs] == list(range(n))
     assert tokens_of(output) == expected and len(set(map(tuple, expected))) == n
-    assert output.prompt_token_ids == PROMPT and {completion.finish_reason for completion in output.outputs} == {"length"}
+    assert output.prompt_token_ids == PROMPT and {completion.finish_reason
+                                                  for completion in output.outputs} == {"length"}
 
 
 def test_deltas_add_up_and_end_once(engine):
@@ -98,8 +106,9 @@ def test_best_of_picks_by_probability(engine):
         output = drain(engine)["best"]
         assert [completion.index for completion in output.outputs] == [0, 1]
         assert tokens_of(output) == [list(completion.token_ids) for completion in best]
-        assert all((completion.logprobs is None) == (not fields) and (completion.cumulative_logprob is None) == (not fields)
-                   for completion in output.outputs)
+        assert all(
+            (completion.logprobs is None) == (not fields) and (completion.cumulative_logprob is None) == (not fields)
+            for completion in output.outputs)
 
 
 def test_only_work_that_was_saved_is_reported(engine):
@@ -183,7 +192,12 @@ def test_offline(engine):
     from vllm.utils import Counter
     llm = LLM.__new__(LLM)
     llm.llm_engine, llm.request_counter = engine, Counter()
-    outputs = llm.generate([{"prompt_token_ids": PROMPT}, {"prompt_token_ids": PROMPT}], [sampled(3), sampled(1)], use_tqdm=False)
+    outputs = llm.generate([{
+        "prompt_token_ids": PROMPT
+    }, {
+        "prompt_token_ids": PROMPT
+    }], [sampled(3), sampled(1)],
+                           use_tqdm=False)
     expected = singles(engine, 3)
     assert [tokens_of(output) for output in outputs] == [expected, expected[:1]]
 
@@ -191,9 +205,16 @@ def test_offline(engine):
 def test_the_asynchronous_engine(qwen2, engine):
     from vllm import AsyncEngineArgs, AsyncLLMEngine
     expected = singles(engine, 3)
-    server = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(
-        model=str(qwen2), skip_tokenizer_init=True, dtype="float32", max_model_len=1024, max_num_seqs=2, max_num_batched_tokens=64,
-        num_gpu_blocks_override=200, disable_log_requests=True, disable_log_stats=True))
+    server = AsyncLLMEngine.from_engine_args(
+        AsyncEngineArgs(model=str(qwen2),
+                        skip_tokenizer_init=True,
+                        dtype="float32",
+                        max_model_len=1024,
+                        max_num_seqs=2,
+                        max_num_batched_tokens=64,
+                        num_gpu_blocks_override=200,
+                        disable_log_requests=True,
+                        disable_log_stats=True))
 
     async def ask(request_id, n, kind=CUMULATIVE, leave_after=None):
         last = None

@@ -1,8 +1,8 @@
 """What a streaming client is sent: every token once, nothing while its prompt is being computed."""
 import pytest
-from vllm.sampling_params import RequestOutputKind
 
 from tests.helpers.tiny_models import add, greedy, make_engine, prompt
+from vllm.sampling_params import RequestOutputKind
 
 DELTA, CUMULATIVE, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
 

@@ -3,14 +3,23 @@ import asyncio
 import threading
 
 import pytest
-from vllm.overlay.engine.step_failure import StepFailed
 
 from tests.helpers.tiny_models import add, assert_same, drain, greedy, make_engine, prompt, run
+from vllm.overlay.engine.step_failure import StepFailed
 
 PROMPTS = [prompt(length, seed=length) for length in (100, 40, 70)]
 TOKENS = 6
-FIELDS = dict(skip_tokenizer_init=True, dtype="float32", max_model_len=1024, max_num_seqs=2, max_num_batched_tokens=64,
-              num_gpu_blocks_override=200, enable_prefix_caching=True, disable_log_requests=True, disable_log_stats=True)
+FIELDS = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 64,
+    "num_gpu_blocks_override": 200,
+    "enable_prefix_caching": True,
+    "disable_log_requests": True,
+    "disable_log_stats": True
+}
 
 
 class Broken(Exception):
@@ -39,7 +48,11 @@ def plain(qwen2):
 
 @pytest.fixture(scope="module")
 def engine(qwen2):
-    return make_engine(qwen2, max_num_seqs=2, max_num_batched_tokens=64, num_gpu_blocks_override=200, enable_prefix_caching=True)
+    return make_engine(qwen2,
+                       max_num_seqs=2,
+                       max_num_batched_tokens=64,
+                       num_gpu_blocks_override=200,
+                       enable_prefix_caching=True)
 
 
 @pytest.mark.parametrize("after", range(6))
@@ -55,7 +68,10 @@ def test_the_engine_goes_on(engine, plain, after):
         except StepFailed as failure:
             failed = failure.request_ids
             assert "Broken: no luck" in str(failure) and "\\n" not in str(failure)
-    assert failed and "2" not in failed[2:] and set(failed) | {key for key, one in found.items() if one.finished} == {"0", "1", "2"}
+    assert failed and "2" not in failed[2:] and set(failed) | {key
+                                                               for key, one in found.items() if one.finished} == {
+                                                                   "0", "1", "2"
+                                                               }
     for key, output in found.items():
         if output.finished:
             assert_same([output], [plain[int(key)]])
@@ -109,7 +125,8 @@ def test_the_asynchronous_engine(qwen2, plain):
 
     async def ask(index):
         last = None
-        async for output in server.generate({"prompt_token_ids": PROMPTS[index]}, greedy(TOKENS), f"{index}-{asyncio.current_task()}"):
+        async for output in server.generate({"prompt_token_ids": PROMPTS[index]}, greedy(TOKENS),
+                                            f"{index}-{asyncio.current_task()}"):
             last = output
         return last
 
@@ -157,7 +174,8 @@ def test_the_engine_process(qwen2, plain, tmp_path):
 
         async def ask(index, name, n=1):
             last = None
-            async for output in client.generate(prompt={"prompt_token_ids": PROMPTS[index]}, sampling_params=greedy(TOKENS, n=n),
+            async for output in client.generate(prompt={"prompt_token_ids": PROMPTS[index]},
+                                                sampling_params=greedy(TOKENS, n=n),
                                                 request_id=name):
                 last = output
             return last

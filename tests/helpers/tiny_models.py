@@ -4,8 +4,9 @@ The weights are drawn with a large deviation, so that greedy output wanders over
 """
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 
@@ -13,14 +14,28 @@ VOCABULARY = 512
 
 
 def make_qwen2(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: Any) -> Path:
-    """Writes a random Qwen2 checkpoint without a tokenizer to `folder` and returns it. `sizes` are fields of Qwen2Config."""
+    """Writes a random Qwen2 checkpoint without a tokenizer to `folder` and returns it. `sizes` are fields of
+    Qwen2Config."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
     if (folder / "config.json").is_file():
         return folder
-    config = Qwen2Config(**{
-        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.2, "use_sliding_window": False,
-        "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": dtype, **sizes})
+    config = Qwen2Config(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "initializer_range": 0.2,
+            "use_sliding_window": False,
+            "tie_word_embeddings": False,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "torch_dtype": dtype,
+            **sizes
+        })
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config).to(dtype)
     model.generation_config.eos_token_id = None
@@ -32,7 +47,7 @@ def make_qwen2(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, 
     return folder
 
 
-def prompt(length: int, seed: int) -> List[int]:
+def prompt(length: int, seed: int) -> list[int]:
     """Returns `length` token ids that depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, VOCABULARY, (length, ), generator=generator).tolist()
@@ -58,7 +73,7 @@ def add(engine: Any, request_id: str, tokens: Sequence[int], params: Any) -> Non
     engine.add_request(request_id, {"prompt_token_ids": list(tokens)}, params)
 
 
-def drain(engine: Any, limit: int = 10_000) -> Dict[str, Any]:
+def drain(engine: Any, limit: int = 10_000) -> dict[str, Any]:
     """Steps the engine until nothing is left and returns the last output of each request."""
     found = {}
     for _ in range(limit):
@@ -69,9 +84,9 @@ def drain(engine: Any, limit: int = 10_000) -> Dict[str, Any]:
     raise AssertionError(f"{limit} steps were not enough; unfinished: {engine.get_num_unfinished_requests()}")
 
 
-def run(engine: Any, prompts: Sequence[Sequence[int]], params: Any, tag: str = "r", together: bool = True) -> List[Any]:
+def run(engine: Any, prompts: Sequence[Sequence[int]], params: Any, tag: str = "r", together: bool = True) -> list[Any]:
     """Returns the final outputs of `prompts`, run as one batch or one after the other."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for index, tokens in enumerate(prompts):
         add(engine, f"{tag}{index}", tokens, params)
         if not together:
@@ -83,16 +98,19 @@ def run(engine: Any, prompts: Sequence[Sequence[int]], params: Any, tag: str = "
 def assert_same(got: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-5, ties: float = 1e-4) -> int:
     """The law in float32: equal tokens, logprobs within `tolerance`.
 
-    Where the two best logits differ by less than `ties` the tokens may part; what follows is then not compared. Returns how many did.
+    Where the two best logits differ by less than `ties` the tokens may part; what follows is then not compared. Returns
+    how many did.
     """
     parted = 0
-    for index, (one, other) in enumerate(zip(got, expected)):
+    for index, (one, other) in enumerate(zip(got, expected, strict=True)):
         a, b = one.outputs[0], other.outputs[0]
-        assert len(a.token_ids) == len(b.token_ids), f"request {index}: {len(a.token_ids)} and {len(b.token_ids)} tokens"
-        for place, (x, y) in enumerate(zip(a.token_ids, b.token_ids)):
+        assert len(a.token_ids) == len(
+            b.token_ids), f"request {index}: {len(a.token_ids)} and {len(b.token_ids)} tokens"
+        for place, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=True)):
             mine, theirs = a.logprobs[place], b.logprobs[place]
-            where = (f"request {index}, token {place}: {x} of {mine}, expected {y} of {theirs}; tokens {list(a.token_ids)}, "
-                     f"expected {list(b.token_ids)}")
+            where = (
+                f"request {index}, token {place}: {x} of {mine}, expected {y} of {theirs}; tokens {list(a.token_ids)}, "
+                f"expected {list(b.token_ids)}")
             if x == y:
                 assert abs(mine[x].logprob - theirs[y].logprob) < tolerance, where
                 continue
@@ -103,6 +121,6 @@ def assert_same(got: Sequence[Any], expected: Sequence[Any], tolerance: float = 
     return parted
 
 
-def environment() -> Dict[str, str]:
+def environment() -> dict[str, str]:
     """Variables of a child process that runs an engine."""
     return {**os.environ, "OMP_NUM_THREADS": "1"}

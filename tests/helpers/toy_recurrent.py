@@ -1,9 +1,11 @@
 """A small model with recurrent state: Qwen2 behind two layers of a linear recurrence with a convolution tail.
 
-It uses the state pool as a real hybrid model does, and is simple enough to be computed without any cache (`reference_logits`).
+It uses the state pool as a real hybrid model does, and is simple enough to be computed without any cache
+(`reference_logits`).
 """
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -20,8 +22,9 @@ def make(folder: Path) -> Path:
                                   layers_block_type=["attention"] * 2 + ["linear_attention"] * LAYERS)
 
 
-def recur(x: torch.Tensor, tail: torch.Tensor, state: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x: [T, hidden]; tail: [hidden, 2], the two inputs before, latest last; state: [hidden] -> (output, tail, state) after x."""
+def recur(x: torch.Tensor, tail: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x: [T, hidden]; tail: [hidden, 2], the two inputs before, latest last; state: [hidden] -> (output, tail, state)
+    after x."""
     outputs = []
     for token in x:
         mixed = token + 0.5 * tail[:, 1] + 0.25 * tail[:, 0]
@@ -53,7 +56,7 @@ def register() -> None:
     class ToyRecurrentForCausalLM(Qwen2ForCausalLM):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.steps: List[Any] = []      # What get_state_step() gave in each forward pass.
+            self.steps: list[Any] = []      # What get_state_step() gave in each forward pass.
 
         def get_state_spec(self) -> StateSpec:
             hidden = self.config.hidden_size

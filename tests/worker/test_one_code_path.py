@@ -1,4 +1,5 @@
-"""The GPU worker, runner and executor on the CPU: stock's classes, any cut of the prompts, any batch, the dtype as asked."""
+"""The GPU worker, runner and executor on the CPU: stock's classes, any cut of the prompts, any batch, the dtype as
+asked."""
 import pytest
 import torch
 
@@ -36,15 +37,17 @@ def test_logits_of_transformers(qwen2, plain):
     """Greedy tokens and their logprobs against an implementation that shares nothing with this one."""
     from transformers import Qwen2ForCausalLM
     reference = Qwen2ForCausalLM.from_pretrained(qwen2)
-    for tokens, output in zip(PROMPTS, plain):
+    for tokens, output in zip(PROMPTS, plain, strict=True):
         answer = list(output.outputs[0].token_ids)
         with torch.no_grad():
             logprobs = reference(torch.tensor([tokens + answer])).logits[0, len(tokens) - 1:-1].log_softmax(-1)
         for place, token in enumerate(answer):
             best = logprobs[place].argmax().item()
             mine = output.outputs[0].logprobs[place][token].logprob
-            assert token == best or logprobs[place][best] - logprobs[place][token] < 1e-4, (len(tokens), place, token, best)
-            assert abs(mine - logprobs[place][token]) < 1e-4, f"prompt of {len(tokens)}, token {place}: {mine}, {logprobs[place][token]}"
+            assert token == best or logprobs[place][best] - logprobs[place][token] < 1e-4, (len(tokens), place, token,
+                                                                                            best)
+            assert abs(mine - logprobs[place][token]
+                       ) < 1e-4, f"prompt of {len(tokens)}, token {place}: {mine}, {logprobs[place][token]}"
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 16, 64, 129])
@@ -76,20 +79,26 @@ def test_half_precision_is_what_was_asked_for(qwen2, plain, dtype):
     assert engine.model_config.dtype == wanted
     assert {parameter.dtype for parameter in runner.model.parameters()} == {wanted}
     assert engine.model_executor.driver_worker.gpu_cache[0][0].dtype == wanted
-    forced = [tokens + list(output.outputs[0].token_ids) for tokens, output in zip(PROMPTS, plain)]
+    forced = [tokens + list(output.outputs[0].token_ids) for tokens, output in zip(PROMPTS, plain, strict=True)]
     outputs = run(engine, forced, greedy(1, prompt_logprobs=0))
     worst = 0.0
-    for tokens, output, expected in zip(PROMPTS, outputs, plain):
+    for tokens, output, expected in zip(PROMPTS, outputs, plain, strict=True):
         for place, logprobs in enumerate(expected.outputs[0].logprobs):
             token = expected.outputs[0].token_ids[place]
-            worst = max(worst, abs(output.prompt_logprobs[len(tokens) + place][token].logprob - logprobs[token].logprob))
+            worst = max(worst,
+                        abs(output.prompt_logprobs[len(tokens) + place][token].logprob - logprobs[token].logprob))
     bound = {"bfloat16": 1.0, "float16": 0.1}[dtype]
     assert worst < bound, f"largest difference of a logprob from float32: {worst}"
 
 
 def test_head_size_256_with_grouped_heads(tmp_path):
-    model = make_qwen2(tmp_path / "wide", hidden_size=1024, intermediate_size=64, num_attention_heads=4, num_key_value_heads=1,
-                       num_hidden_layers=1, initializer_range=0.05)
+    model = make_qwen2(tmp_path / "wide",
+                       hidden_size=1024,
+                       intermediate_size=64,
+                       num_attention_heads=4,
+                       num_key_value_heads=1,
+                       num_hidden_layers=1,
+                       initializer_range=0.05)
     whole = run(make_engine(model, max_num_batched_tokens=1024), PROMPTS[3:6], greedy(4), together=False)
     assert_same(run(make_engine(model, max_num_batched_tokens=23), PROMPTS[3:6], greedy(4)), whole)
 
@@ -134,7 +143,12 @@ def test_logits_processors_of_a_prompt_in_pieces(qwen2):
 def test_penalties_beside_prompt_logprobs_and_pieces(qwen2):
     """Groups that want penalties, prompt logprobs and nothing, of which some produce no token in a step."""
     engine = make_engine(qwen2, max_num_batched_tokens=48)
-    kinds = [greedy(6, repetition_penalty=1.3), greedy(6, prompt_logprobs=1), greedy(6), greedy(6, presence_penalty=0.5, min_tokens=2)]
+    kinds = [
+        greedy(6, repetition_penalty=1.3),
+        greedy(6, prompt_logprobs=1),
+        greedy(6),
+        greedy(6, presence_penalty=0.5, min_tokens=2)
+    ]
     alone = [run(engine, [PROMPTS[4 + index]], params)[0] for index, params in enumerate(kinds)]
     for index, params in enumerate(kinds):
         add(engine, str(index), PROMPTS[4 + index], params)

@@ -1,10 +1,10 @@
 """Recurrent state from the scheduler's slots to the model, with a toy recurrence that any mistake shows in."""
 import pytest
 import torch
-from vllm.overlay.hybrid import KEEP, StatePool
 
 from tests.helpers import toy_recurrent
 from tests.helpers.tiny_models import add, assert_same, drain, greedy, make_engine, prompt, run
+from vllm.overlay.hybrid import KEEP, StatePool
 
 PROMPTS = [prompt(length, seed=length) for length in (1, 2, 3, 17, 64, 130, 200, 301)]
 TOKENS = 10
@@ -21,12 +21,13 @@ def runner_of(engine):
 
 def test_the_plain_run_is_right(toy, plain):
     """Against the same recurrence computed over the whole sequence by transformers, without caches."""
-    for tokens, output in zip(PROMPTS, plain):
+    for tokens, output in zip(PROMPTS, plain, strict=True):
         answer = list(output.outputs[0].token_ids)
         logprobs = toy_recurrent.reference_logits(toy, tokens + answer)[len(tokens) - 1:-1].log_softmax(-1)
         for place, token in enumerate(answer):
             assert logprobs[place].max() - logprobs[place][token] < 1e-4, (len(tokens), place)
-            assert abs(output.outputs[0].logprobs[place][token].logprob - logprobs[place][token]) < 1e-4, (len(tokens), place)
+            assert abs(output.outputs[0].logprobs[place][token].logprob - logprobs[place][token]) < 1e-4, (len(tokens),
+                                                                                                           place)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 16, 64, 129])
@@ -108,7 +109,8 @@ def test_what_the_model_is_told(toy):
     pool = runner_of(engine).state_pool
     assert first.pool is pool and second.pool is pool
     assert (first.query_start_loc, first.num_prefills, first.captures) == ([0, 17], 1, ())
-    assert (second.query_start_loc, second.num_prefills) == ([0, 19, 20], 1), "the new prompt comes before the decoding row"
+    assert (second.query_start_loc, second.num_prefills) == ([0, 19,
+                                                              20], 1), "the new prompt comes before the decoding row"
     assert second.live_slots.dtype == torch.long and second.live_slots.tolist()[1] == first.live_slots.item()
     assert second.query_start_loc_device.tolist() == [0, 19, 20]
     from vllm.overlay.hybrid import get_state_step
@@ -141,7 +143,8 @@ def test_the_pool_counts_against_the_kv_budget(toy, monkeypatch):
     assert pool.nbytes == pool.conv.numel() * 4 + pool.recurrent.numel() * 4
     rss = platform_cpu.resident_memory()
     big = StatePool(pool.spec._replace(recurrent_shape=(64, 128, 128)), 16, torch.device("cpu"))
-    assert platform_cpu.resident_memory() - rss > 0.9 * big.recurrent.numel() * 4, "memory that is only promised is not taken"
+    assert platform_cpu.resident_memory(
+    ) - rss > 0.9 * big.recurrent.numel() * 4, "memory that is only promised is not taken"
 
 
 def test_disagreement_is_an_error(toy, qwen2):
@@ -168,10 +171,12 @@ def test_disagreement_is_an_error(toy, qwen2):
 
 
 def test_captures_and_copies_reach_the_model(toy):
-    """What the prefix cache of hybrid models will order: save a state inside a piece, and start another sequence from it."""
+    """What the prefix cache of hybrid models will order: save a state inside a piece, and start another sequence from
+    it."""
     tokens, tail = PROMPTS[5], prompt(9, seed=99)
     engine = make_engine(toy, max_num_batched_tokens=256, max_num_seqs=4)
-    slots, pool, embedding = engine.scheduler[0].slots, runner_of(engine).state_pool, runner_of(engine).model.model.embed_tokens
+    slots, pool, embedding = engine.scheduler[0].slots, runner_of(engine).state_pool, runner_of(
+        engine).model.model.embed_tokens
     orders = slots.orders
     slots.orders = lambda seq_id: orders(seq_id)._replace(captures=((100, 3), ))
     run(engine, [tokens], greedy(1))
@@ -196,5 +201,5 @@ def states_after(embedding, tokens, conv, recurrent):
 
 
 def assert_close(found, expected):
-    for name, one, other in zip(("convolution tails", "recurrent states"), found, expected):
+    for name, one, other in zip(("convolution tails", "recurrent states"), found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-5), f"{name} differ by {(one - other).abs().max()}"

@@ -1,4 +1,5 @@
-"""Two ranks (gloo, two processes) of a hybrid model: the law against one rank, preempted too, and steps without a token."""
+"""Two ranks (gloo, two processes) of a hybrid model: the law against one rank, preempted too, and steps without a
+token."""
 import pickle
 import subprocess
 import sys
@@ -32,8 +33,14 @@ def test_two_ranks_are_one(tmp_path):
     model, results = tmp_path / "model", tmp_path / "results"
     write_model(model)
     # Ends by itself although its workers are alive: stock's destructor hangs at exit.
-    done = subprocess.run([sys.executable, "-m", "tests.worker.test_two_ranks", str(model), str(results)], cwd=ROOT, text=True,
-                          timeout=200, env=tiny_models.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([sys.executable, "-m", "tests.worker.test_two_ranks",
+                           str(model), str(results)],
+                          cwd=ROOT,
+                          text=True,
+                          timeout=200,
+                          env=tiny_models.environment(),
+                          stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
     assert done.returncode == 0 and results.exists(), done.stdout[-6000:]
     runs, preempted = pickle.loads(results.read_bytes())
     assert preempted >= 5

@@ -1,5 +1,6 @@
-"""The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, and the slots of recurrent state."""
-from typing import Any, List, Optional, Set, Tuple
+"""The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, and the slots of recurrent
+state."""
+from typing import Any
 
 from vllm.core import scheduler_stock as _stock
 from vllm.overlay.hybrid.slots import SlotTable
@@ -9,24 +10,26 @@ from vllm.utils import Device
 
 
 class Scheduler(_stock.Scheduler):
-    """See docs/engine.md for how a step flows. Groups have one sequence each (`vllm.overlay.engine.fanout` sees to it)."""
+    """See docs/engine.md for how a step flows. Groups have one sequence each (`vllm.overlay.engine.fanout` sees to
+    it)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Swapping needs room that nobody reserves, and recurrent state cannot be swapped; stock ends the engine over it.
+        # Swapping needs room that nobody reserves, and recurrent state cannot be swapped; stock ends the engine over
+        # it.
         self.user_specified_preemption_mode = "recompute"
         num_slots = getattr(self.cache_config, "num_state_slots", 0)
-        self.slots: Optional[SlotTable] = SlotTable(num_slots) if num_slots else None
+        self.slots: SlotTable | None = SlotTable(num_slots) if num_slots else None
         self._preempted = False
         # Tokens of admitted prompts, and how many of them were found in the prefix cache.
         self.prefix_queries = 0
         self.prefix_hits = 0
 
     @property
-    def _manager(self) -> Optional[ComputedBlockManager]:
+    def _manager(self) -> ComputedBlockManager | None:
         return self.block_manager if isinstance(self.block_manager, ComputedBlockManager) else None
 
-    def schedule(self) -> Tuple[List[SequenceGroupMetadata], _stock.SchedulerOutputs, bool]:
+    def schedule(self) -> tuple[list[SequenceGroupMetadata], _stock.SchedulerOutputs, bool]:
         self.step_succeeded()
         self._preempted = False
         metadata, outputs, allow_async = super().schedule()
@@ -37,7 +40,8 @@ class Scheduler(_stock.Scheduler):
         return metadata, outputs, allow_async
 
     def step_succeeded(self) -> None:
-        """Tells the block manager that the last scheduled step was computed. Called before its sequences can be freed."""
+        """Tells the block manager that the last scheduled step was computed. Called before its sequences can be
+        freed."""
         if self._manager is not None:
             self._manager.step_succeeded()
 
@@ -47,7 +51,8 @@ class Scheduler(_stock.Scheduler):
             self._manager.step_failed()
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
-        """Share of prompt tokens that were not computed again; -1 without prefix caching. Stock counts blocks not yet computed."""
+        """Share of prompt tokens that were not computed again; -1 without prefix caching. Stock counts blocks not yet
+        computed."""
         if not self.cache_config.enable_prefix_caching or device != Device.GPU:
             return super().get_prefix_cache_hit_rate(device)
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
@@ -62,8 +67,9 @@ class Scheduler(_stock.Scheduler):
                             budget: _stock.SchedulingBudget) -> int:
         """Tokens to compute next, after what the prefix cache holds and within the budget.
 
-        Stock rounds pieces to whole blocks where prefix caching is on: with a budget of one block, one decoding sequence then stops
-        every prompt. Pieces of any length are fine here, because blocks are entered when they are full and computed.
+        Stock rounds pieces to whole blocks where prefix caching is on: with a budget of one block, one decoding
+        sequence then stops every prompt. Pieces of any length are fine here, because blocks are entered when they are
+        full and computed.
         """
         if self.scheduler_config.is_multi_step:
             return super()._get_num_new_tokens(seq_group, status, enable_chunking, budget)
@@ -82,11 +88,12 @@ class Scheduler(_stock.Scheduler):
         return num_new_tokens
 
     def _start_from_prefix(self, seq_group: SequenceGroup, seq: Sequence, enable_chunking: bool) -> None:
-        """Sets how many tokens of a waiting sequence need no computing. Asked anew until it is admitted: the cache moves on."""
+        """Sets how many tokens of a waiting sequence need no computing. Asked anew until it is admitted: the cache
+        moves on."""
         seq.reset_state_for_recompute()
         params = seq_group.sampling_params
-        if (enable_chunking and self.cache_config.enable_prefix_caching and self._manager is not None and params is not None
-                and params.prompt_logprobs is None and depends_on_tokens_only(seq_group)):
+        if (enable_chunking and self.cache_config.enable_prefix_caching and self._manager is not None
+                and params is not None and params.prompt_logprobs is None and depends_on_tokens_only(seq_group)):
             cached = len(self._manager.cached_prefix_blocks(seq)) * self.cache_config.block_size
             if cached:
                 seq.data.update_num_computed_tokens(cached)
@@ -106,9 +113,10 @@ class Scheduler(_stock.Scheduler):
         self._preempted = True
         return super()._preempt(*args, **kwargs)
 
-    def _schedule_prefills(self, budget: _stock.SchedulingBudget, curr_loras: Optional[Set[int]],
+    def _schedule_prefills(self, budget: _stock.SchedulingBudget, curr_loras: set[int] | None,
                            enable_chunking: bool = False) -> _stock.SchedulerPrefillOutputs:
-        """Admits nobody in a step that preempted: the newcomer would overtake, and take the room of, who has just lost it."""
+        """Admits nobody in a step that preempted: the newcomer would overtake, and take the room of, who has just lost
+        it."""
         if self._preempted and enable_chunking:
             return _stock.SchedulerPrefillOutputs.create_empty()
         return super()._schedule_prefills(budget, curr_loras, enable_chunking)

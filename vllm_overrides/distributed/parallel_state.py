@@ -1,5 +1,6 @@
-"""All-reduce of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for it, which nobody needs otherwise."""
-from typing import Any, Optional
+"""All-reduce of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for it, which nobody needs
+otherwise."""
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from vllm.overlay.rebind import rebind
 class GroupCoordinator(_stock.GroupCoordinator):
     """Stock's group of ranks."""
 
-    def _all_reduce_in_place(self, input_: torch.Tensor) -> Optional[torch.Tensor]:
+    def _all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor | None:
         if not input_.is_cpu:
             return super()._all_reduce_in_place(input_)
         torch.distributed.all_reduce(input_, group=self.device_group)

@@ -1,5 +1,5 @@
 """The asynchronous engine in the server's own process: a failed step reaches the requests that were in it."""
-from typing import Any, List, Type, Union
+from typing import Any
 
 from vllm.engine import async_llm_engine_stock as _stock
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
@@ -10,7 +10,7 @@ from vllm.utils import weak_bind
 class _AsyncLLMEngine(_stock._AsyncLLMEngine):
     """Stock's, over our LLMEngine."""
 
-    async def step_async(self, virtual_engine: int) -> List[Union[RequestOutput, EmbeddingRequestOutput]]:
+    async def step_async(self, virtual_engine: int) -> list[RequestOutput | EmbeddingRequestOutput]:
         self._before_step(virtual_engine)
         try:
             return await super().step_async(virtual_engine)
@@ -22,7 +22,7 @@ class _AsyncLLMEngine(_stock._AsyncLLMEngine):
 class AsyncLLMEngine(_stock.AsyncLLMEngine):
     """Stock's client of the engine in its own process."""
 
-    _engine_class: Type[_AsyncLLMEngine] = _AsyncLLMEngine
+    _engine_class: type[_AsyncLLMEngine] = _AsyncLLMEngine
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,5 +1,7 @@
-"""The engine: stock's, with recurrent state planned, several samples as several requests, and a failed step survived."""
-from typing import Any, Callable, Iterable, List, Optional, Union
+"""The engine: stock's, with recurrent state planned, several samples as several requests, and a failed step
+survived."""
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from vllm.engine import llm_engine_stock as _stock
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
@@ -12,16 +14,18 @@ from vllm.sequence import SequenceGroup
 
 
 class LLMEngine(_stock.LLMEngine):
-    """See docs/engine.md. `on_step_failure`, if set, is told of a failed step's requests; otherwise `step` raises `StepFailed`."""
+    """See docs/engine.md. `on_step_failure`, if set, is told of a failed step's requests; otherwise `step` raises
+    `StepFailed`."""
 
-    on_step_failure: Optional[Callable[[StepFailed], None]] = None
+    on_step_failure: Callable[[StepFailed], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.fanouts = FanOuts()
-        plan_slots(kwargs["model_config"], kwargs["cache_config"], kwargs["scheduler_config"], kwargs["parallel_config"])
+        plan_slots(kwargs["model_config"], kwargs["cache_config"], kwargs["scheduler_config"],
+                   kwargs["parallel_config"])
         super().__init__(*args, **kwargs)
 
-    def _add_processed_request(self, request_id: str, processed_inputs: Any, params: Union[SamplingParams, PoolingParams],
+    def _add_processed_request(self, request_id: str, processed_inputs: Any, params: SamplingParams | PoolingParams,
                                *args: Any, **kwargs: Any) -> None:
         if not isinstance(params, SamplingParams) or params.n == 1:
             super()._add_processed_request(request_id, processed_inputs, params, *args, **kwargs)
@@ -41,23 +45,24 @@ class LLMEngine(_stock.LLMEngine):
         group.fanout = self.fanouts.of_child(request_id)
         return group
 
-    def abort_request(self, request_id: Union[str, Iterable[str]]) -> None:
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Aborts requests, with all their samples. Unknown ids are ignored."""
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         super().abort_request(ids + [child for one in ids for child in self.fanouts.drop(one)])
 
-    def _process_model_outputs(self, ctx: _stock.SchedulerContext, request_id: Optional[str] = None) -> None:
+    def _process_model_outputs(self, ctx: _stock.SchedulerContext, request_id: str | None = None) -> None:
         # Before anything of the step can finish and give its blocks away.
         for scheduler in self.scheduler:
             scheduler.step_succeeded()
         super()._process_model_outputs(ctx, request_id)
         self.fanouts.admit()
 
-    def step(self) -> List[Union[RequestOutput, EmbeddingRequestOutput]]:
+    def step(self) -> list[RequestOutput | EmbeddingRequestOutput]:
         """Stock's step.
 
         Raises:
-            StepFailed: the step raised, its requests are gone and the engine can go on; not if `on_step_failure` is set.
+            StepFailed: the step raised, its requests are gone and the engine can go on; not if `on_step_failure` is
+            set.
         """
         self._before_step(0)
         try:

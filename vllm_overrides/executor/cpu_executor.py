@@ -4,9 +4,10 @@ One rank runs in the engine's own process, further ranks in processes of their o
 """
 import asyncio
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Callable, Optional, Tuple, Type
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from vllm.worker.worker_base import WorkerBase
 
 
 class CPUExecutor(MultiprocessingGPUExecutor):
-    """Runs `vllm.worker.cpu_worker.CPUWorker`. Dtype, chunked prefill and prefix caching are left as they were asked for."""
+    """Runs `vllm.worker.cpu_worker.CPUWorker`. Dtype, chunked prefill and prefix caching are left as they were asked
+    for."""
 
     def _init_executor(self) -> None:
         _share_cores(self.parallel_config.world_size)
@@ -32,7 +34,7 @@ class CPUExecutor(MultiprocessingGPUExecutor):
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         self.model_config.enforce_eager = True
 
-    def _get_worker_module_and_class(self) -> Tuple[str, str, Optional[Callable[[], Type[WorkerBase]]]]:
+    def _get_worker_module_and_class(self) -> tuple[str, str, Callable[[], type[WorkerBase]] | None]:
         return "vllm.worker.cpu_worker", "CPUWorker", None
 
 
@@ -46,7 +48,8 @@ class CPUExecutorAsync(CPUExecutor, MultiprocessingGPUExecutorAsync):
         self.driver_exec_model = self._execute_in_thread
 
     async def _execute_in_thread(self, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._steps, partial(self.driver_worker.execute_model, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._steps,
+                                                                partial(self.driver_worker.execute_model, *args))
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -55,7 +58,8 @@ class CPUExecutorAsync(CPUExecutor, MultiprocessingGPUExecutorAsync):
 
 
 def _share_cores(ranks: int) -> None:
-    """Gives each rank its share of the cores, unless OMP_NUM_THREADS says otherwise; stock's executor would take one thread."""
+    """Gives each rank its share of the cores, unless OMP_NUM_THREADS says otherwise; stock's executor would take one
+    thread."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     threads = max(1, platform_cpu.available_cpus() // ranks)

@@ -11,8 +11,8 @@ from vllm.executor import multiproc_gpu_executor_stock as _stock  # noqa: E402
 
 
 class _EndsItsWorkers:
-    """Stock tells its workers by a queue to end, from a destructor: a worker that waits for another rank never reads it, and at
-    exit the queue waits forever for a thread that can no longer start."""
+    """Stock tells its workers by a queue to end, from a destructor: a worker that waits for another rank never reads
+    it, and at exit the queue waits forever for a thread that can no longer start."""
 
     def _init_executor(self) -> None:
         atexit.register(_end_workers, weakref.ref(self))

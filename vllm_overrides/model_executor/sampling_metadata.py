@@ -1,6 +1,6 @@
 """Penalties in a batch where only some requests want prompt logprobs."""
 from array import array
-from typing import Any, List, Tuple
+from typing import Any
 
 import torch
 
@@ -14,14 +14,14 @@ class SamplingTensors(_stock.SamplingTensors):
 
     @classmethod
     def from_sampling_metadata(cls, sampling_metadata: _stock.SamplingMetadata, vocab_size: int, device: torch.device,
-                               dtype: torch.dtype) -> Tuple["SamplingTensors", bool, bool, bool]:
+                               dtype: torch.dtype) -> tuple["SamplingTensors", bool, bool, bool]:
         """As stock, with the token rows of the penalties in line with the rows of the logits.
 
-        Stock asks the last group of the batch, instead of each, whether there are rows for prompt logprobs, and so applies the
-        penalties of one request to another.
+        Stock asks the last group of the batch, instead of each, whether there are rows for prompt logprobs, and so
+        applies the penalties of one request to another.
         """
-        tensors, do_penalties, do_top_p_top_k, do_min_p = super().from_sampling_metadata(sampling_metadata, vocab_size, device,
-                                                                                         dtype)
+        tensors, do_penalties, do_top_p_top_k, do_min_p = super().from_sampling_metadata(
+            sampling_metadata, vocab_size, device, dtype)
         if do_penalties:
             prompts, outputs = _token_rows(sampling_metadata)
             tensors.prompt_tokens, tensors.output_tokens = (
@@ -29,10 +29,11 @@ class SamplingTensors(_stock.SamplingTensors):
         return tensors, do_penalties, do_top_p_top_k, do_min_p
 
 
-def _token_rows(sampling_metadata: _stock.SamplingMetadata) -> Tuple[List[array], List[array]]:
-    """Prompt and output tokens per row of the logits; rows for prompt logprobs have none, for they are not penalised."""
-    prompts: List[array] = []
-    outputs: List[array] = []
+def _token_rows(sampling_metadata: _stock.SamplingMetadata) -> tuple[list[array], list[array]]:
+    """Prompt and output tokens per row of the logits; rows for prompt logprobs have none, for they are not
+    penalised."""
+    prompts: list[array] = []
+    outputs: list[array] = []
     for group in sampling_metadata.seq_groups:
         for _ in group.prompt_logprob_indices:
             prompts.append(array(VLLM_TOKEN_ID_ARRAY_TYPE))

@@ -1,5 +1,5 @@
 """The worker on the CPU: ours for every device, with the device set-up and the memory budget of a CPU."""
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 
@@ -34,7 +34,7 @@ class CPUWorker(Worker):
         set_random_seed(self.model_config.seed)
 
     @torch.inference_mode()
-    def determine_num_available_blocks(self) -> Tuple[int, int]:
+    def determine_num_available_blocks(self) -> tuple[int, int]:
         """Runs the largest step once and gives the KV cache what remains of memory, within `kv_cache_blocks`' limits.
 
         Returns:
@@ -52,9 +52,9 @@ class CPUWorker(Worker):
         block_bytes = self.get_cache_block_size_bytes()
         if not block_bytes:
             return 0, 0
-        blocks = platform_cpu.kv_cache_blocks(block_bytes, self.cache_config.block_size, self.model_config.max_model_len,
-                                              self.scheduler_config.max_num_seqs, reserve, self.parallel_config.world_size,
-                                              envs.VLLM_CPU_KVCACHE_SPACE)
+        blocks = platform_cpu.kv_cache_blocks(block_bytes, self.cache_config.block_size,
+                                              self.model_config.max_model_len, self.scheduler_config.max_num_seqs,
+                                              reserve, self.parallel_config.world_size, envs.VLLM_CPU_KVCACHE_SPACE)
         _stock.logger.info("KV cache: %d tokens, %.2f GiB (a step needs %.2f GiB beside it).",
                            blocks * self.cache_config.block_size, blocks * block_bytes / platform_cpu.GIB,
                            reserve / platform_cpu.GIB)

@@ -1,7 +1,7 @@
 """The model runner of every device: stock's, which also carries the orders about recurrent state to the model."""
 import dataclasses
 import inspect
-from typing import Any, Dict, List, Optional, Union
+from typing import Any
 
 import torch
 
@@ -15,17 +15,17 @@ from vllm.worker import model_runner_stock as _stock
 
 rebind(_stock, "DeviceMemoryProfiler", memory_profiler(_stock.DeviceMemoryProfiler))
 
-# Stock's method without its decorators: one of them writes the prompts of a failed step to a file in /tmp, and raises another error
-# than the one that happened.
+# Stock's method without its decorators: one of them writes the prompts of a failed step to a file in /tmp, and raises
+# another error than the one that happened.
 _execute_model = inspect.unwrap(_stock.ModelRunner.execute_model)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelInputForGPUWithSamplingMetadata(_stock.ModelInputForGPUWithSamplingMetadata):
     """Stock's input of one step and the state orders of its rows (None: the model has no recurrent state)."""
-    state_orders: Optional[StepOrders] = None
+    state_orders: StepOrders | None = None
 
-    def as_broadcastable_tensor_dict(self) -> Dict[str, Any]:
+    def as_broadcastable_tensor_dict(self) -> dict[str, Any]:
         return {**super().as_broadcastable_tensor_dict(), "state_orders": self.state_orders}
 
 
@@ -33,18 +33,19 @@ class ModelRunner(_stock.ModelRunner):
     """Stock's runner. `state_pool` is set by the worker once the model is loaded."""
 
     _model_input_cls = ModelInputForGPUWithSamplingMetadata
-    state_pool: Optional[StatePool] = None
+    state_pool: StatePool | None = None
     _profiling = False
 
     def make_model_input_from_broadcasted_tensor_dict(
-            self, tensor_dict: Dict[str, Any]) -> ModelInputForGPUWithSamplingMetadata:
-        return ModelInputForGPUWithSamplingMetadata.from_broadcasted_tensor_dict(tensor_dict, attn_backend=self.attn_backend)
+            self, tensor_dict: dict[str, Any]) -> ModelInputForGPUWithSamplingMetadata:
+        return ModelInputForGPUWithSamplingMetadata.from_broadcasted_tensor_dict(tensor_dict,
+                                                                                 attn_backend=self.attn_backend)
 
     def prepare_model_input(
             self,
-            seq_group_metadata_list: List[SequenceGroupMetadata],
+            seq_group_metadata_list: list[SequenceGroupMetadata],
             virtual_engine: int = 0,
-            finished_requests_ids: Optional[List[str]] = None) -> ModelInputForGPUWithSamplingMetadata:
+            finished_requests_ids: list[str] | None = None) -> ModelInputForGPUWithSamplingMetadata:
         kept = generators_in_use(self.generators, seq_group_metadata_list)
         model_input = super().prepare_model_input(seq_group_metadata_list, virtual_engine, finished_requests_ids)
         put_back(kept, self.generators, seq_group_metadata_list, model_input.sampling_metadata)
@@ -68,9 +69,9 @@ class ModelRunner(_stock.ModelRunner):
     @torch.inference_mode()
     def execute_model(self,
                       model_input: ModelInputForGPUWithSamplingMetadata,
-                      kv_caches: List[torch.Tensor],
-                      intermediate_tensors: Optional[IntermediateTensors] = None,
-                      num_steps: int = 1) -> Optional[Union[List[SamplerOutput], IntermediateTensors]]:
+                      kv_caches: list[torch.Tensor],
+                      intermediate_tensors: IntermediateTensors | None = None,
+                      num_steps: int = 1) -> list[SamplerOutput] | IntermediateTensors | None:
         if (model_input.state_orders is None) != (self.state_pool is None or self._profiling):
             raise RuntimeError("scheduler and worker disagree about whether the model has recurrent state")
         step = None

@@ -1,6 +1,8 @@
-"""The attention back end as vLLM sees it: metadata, cache layout, forward with and without a cache, refusals, selection."""
+"""The attention back end as vLLM sees it: metadata, cache layout, forward with and without a cache, refusals,
+selection."""
 import pytest
 import torch
+
 from vllm.attention.backends.abstract import AttentionType
 from vllm.attention.backends.torch_sdpa import TorchSDPABackend
 from vllm.overlay.attention.paged_backend import PagedTorchBackend, PagedTorchImpl, PagedTorchMetadata
@@ -12,16 +14,21 @@ def metadata(lengths, seq_lens, tables, slots, num_prefills):
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
-    return PagedTorchMetadata(num_prefills=num_prefills, num_prefill_tokens=starts[num_prefills],
-                              num_decode_tokens=starts[-1] - starts[num_prefills], slot_mapping=torch.tensor(slots),
-                              seq_lens=seq_lens, block_tables=torch.tensor(tables, dtype=torch.int32), query_starts=starts)
+    return PagedTorchMetadata(num_prefills=num_prefills,
+                              num_prefill_tokens=starts[num_prefills],
+                              num_decode_tokens=starts[-1] - starts[num_prefills],
+                              slot_mapping=torch.tensor(slots),
+                              seq_lens=seq_lens,
+                              block_tables=torch.tensor(tables, dtype=torch.int32),
+                              query_starts=starts)
 
 
 def whole(q, k, v, heads, kv_heads, size):
     """Causal attention over one sequence by torch, [T, heads * size]."""
     q, k, v = (x.view(-1, n, size).transpose(0, 1) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
     k, v = (x.repeat_interleave(heads // kv_heads, 0) for x in (k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(-1, heads * size)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v,
+                                                            is_causal=True).transpose(0, 1).reshape(-1, heads * size)
 
 
 @pytest.mark.parametrize("heads, kv_heads, size", [(4, 4, 16), (8, 2, 20), (16, 2, 256), (3, 1, 7)])
@@ -39,11 +46,13 @@ def test_a_sequence_in_pieces_beside_others(heads, kv_heads, size):
         piece = slice(at, at + length)
         slots = [table[p // BLOCK] * BLOCK + p % BLOCK for table in tables for p in range(at, at + length)]
         at += length
-        joined = [torch.cat([x[piece], y[piece]]) for x, y in zip((q, k, v), other)]
+        joined = [torch.cat([x[piece], y[piece]]) for x, y in zip((q, k, v), other, strict=True)]
         meta = metadata([length, length], [at, at], tables, slots, 2 if length > 1 else 0)
         out = impl.forward(*joined, cache, meta)
-        for name, found, right in (("first", out[:length], expected[piece]), ("other", out[length:], expected_other[piece])):
-            assert torch.allclose(found, right, atol=1e-5), f"{name} sequence, tokens up to {at}: {(found - right).abs().max()}"
+        for name, found, right in (("first", out[:length], expected[piece]), ("other", out[length:],
+                                                                              expected_other[piece])):
+            assert torch.allclose(found, right,
+                                  atol=1e-5), f"{name} sequence, tokens up to {at}: {(found - right).abs().max()}"
 
 
 def test_without_a_cache_every_row_sees_its_own_piece():
@@ -76,9 +85,17 @@ def test_copies_and_swaps_of_blocks():
     assert target[:, :, 0, 0, 0].tolist() == [[1, 0, 0, 0]] * 2
 
 
-@pytest.mark.parametrize("fields, message", [
-    ({"alibi_slopes": [1.0]}, "ALiBi"), ({"sliding_window": 8}, "a sliding window"), ({"logits_soft_cap": 30.0}, "a logits soft cap"),
-    ({"blocksparse_params": {}}, "block sparsity"), ({"kv_cache_dtype": "fp8"}, "KV cache dtype fp8")])
+@pytest.mark.parametrize("fields, message", [({
+    "alibi_slopes": [1.0]
+}, "ALiBi"), ({
+    "sliding_window": 8
+}, "a sliding window"), ({
+    "logits_soft_cap": 30.0
+}, "a logits soft cap"), ({
+    "blocksparse_params": {}
+}, "block sparsity"), ({
+    "kv_cache_dtype": "fp8"
+}, "KV cache dtype fp8")])
 def test_what_it_cannot_do_is_refused(fields, message):
     with pytest.raises(ValueError, match=f"does not support {message}"):
         PagedTorchImpl(2, 8, 1.0, 1, **fields)

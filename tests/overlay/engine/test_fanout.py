@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.overlay.engine.fanout import FanOut, FanOuts
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -87,7 +88,7 @@ def test_best_of():
     for child_id in ids:
         fanout.params(child_id)
     logprobs = [-3.0, -1.0, -2.0, -4.0]
-    for child_id, logprob in zip(ids, logprobs):
+    for child_id, logprob in zip(ids, logprobs, strict=True):
         last = fanout.merge(child_id, output(child_id, [int(-logprob)], True, logprob))
     assert [(one.index, list(one.token_ids), one.cumulative_logprob, one.logprobs) for one in last.outputs] == [
         (0, [1], None, None), (1, [2], None, None)]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vllm.overlay.hybrid import (
     KEEP,
     ZERO,
@@ -54,7 +55,7 @@ def test_init_orders(slots, inits):
     """All sources are read before anything is written, a slot that is zeroed or overwritten in the same step too."""
     pool = numbered_pool()
     expected = list(range(1, 7))
-    for slot, init in zip(slots, inits):
+    for slot, init in zip(slots, inits):  # noqa: B905
         expected[slot] = {KEEP: slot + 1, ZERO: 0}.get(init, init + 1)
     pool.apply_init(slots[:len(inits)], inits)
     assert content(pool) == expected
@@ -74,12 +75,13 @@ def test_a_step():
     assert orders == StepOrders([2, 0], [ZERO, KEEP], [(0, 64, 4), (0, 70, 5)], [70, 1], 1)
     step = StateStep.begin(pool, orders)
     assert content(pool) == [1, 2, 0, 4, 5, 6]
-    assert step.live_slots.tolist() == [2, 0] and step.query_start_loc == step.query_start_loc_device.tolist() == [0, 70, 71]
+    assert step.live_slots.tolist() == [
+        2, 0
+    ] and step.query_start_loc == step.query_start_loc_device.tolist() == [0, 70, 71]
     assert (step.num_prefills, step.captures, step.pool) == (1, ((0, 64, 4), (0, 70, 5)), pool)
-    with pytest.raises(RuntimeError):
-        with set_state_step(step):
-            assert get_state_step() is step
-            raise RuntimeError
+    with pytest.raises(RuntimeError), set_state_step(step):
+        assert get_state_step() is step
+        raise RuntimeError
     assert get_state_step() is None
     with pytest.raises(IndexError, match="capture to state slot 6"):
         StateStep.begin(pool, orders._replace(captures=[(0, 1, 6)]))

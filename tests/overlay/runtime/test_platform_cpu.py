@@ -3,6 +3,7 @@ import os
 
 import pytest
 import torch
+
 from vllm.overlay.runtime import platform_cpu
 from vllm.overlay.runtime.platform_cpu import GIB, kv_cache_blocks
 
@@ -31,8 +32,9 @@ def test_what_is_free_bounds_it(free):
     assert blocks() == (GIB // 2) // (16 * 1024)
     assert blocks(ranks=2) == (GIB // 4) // (16 * 1024)
     free(GIB - 1024**2 * 257)
-    with pytest.raises(ValueError, match=r"^too little memory: .* max_model_len 262144 takes 0.25 GiB, 0.25 GiB are free for it: "
-                                         r"lower --max-model-len to 261120 or less$"):
+    with pytest.raises(ValueError,
+                       match=r"^too little memory: .* max_model_len 262144 takes 0.25 GiB, 0.25 GiB are free for it: "
+                       r"lower --max-model-len to 261120 or less$"):
         blocks()
     free(0)
     with pytest.raises(ValueError, match="lower --max-model-len to 0 or less"):
@@ -42,7 +44,9 @@ def test_what_is_free_bounds_it(free):
 def test_what_was_asked_for(free):
     free(0)
     assert blocks(asked_gib=3) == 3 * GIB // (16 * 1024)
-    with pytest.raises(ValueError, match=r"VLLM_CPU_KVCACHE_SPACE=1 \(GiB\) holds 32768 tokens, max_model_len is 262144: set it to 8 or"):
+    with pytest.raises(
+            ValueError,
+            match=r"VLLM_CPU_KVCACHE_SPACE=1 \(GiB\) holds 32768 tokens, max_model_len is 262144: set it to 8 or"):
         blocks(block_bytes=512 * 1024, asked_gib=1)
 
 

@@ -1,4 +1,5 @@
-"""The engine in a process of its own: a failed step reaches the requests that were in it, a failed start ends in one line."""
+"""The engine in a process of its own: a failed step reaches the requests that were in it, a failed start ends in one
+line."""
 import sys
 from typing import Any
 
@@ -28,7 +29,8 @@ rebind(_stock, "MQLLMEngine", MQLLMEngine)
 
 
 def run_mp_engine(engine_args: AsyncEngineArgs, usage_context: UsageContext, ipc_path: str) -> None:
-    """Stock's main function of the engine's process. What it cannot be started with is said in one line; the exit status is then 1."""
+    """Stock's main function of the engine's process. What it cannot be started with is said in one line; the exit
+    status is then 1."""
     try:
         _stock.run_mp_engine(engine_args, usage_context, ipc_path)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:

@@ -1,5 +1,5 @@
 """Steps that produce no token: every rank knows it, and none computes or exchanges logits."""
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -12,12 +12,12 @@ from vllm.model_executor.sampling_metadata import SamplingMetadata
 class LogitsProcessor(_stock.LogitsProcessor):
     """Stock's layer.
 
-    Where no row is wanted stock gathers tensors without rows over the ranks; the vendor's copy gives every rank an empty tensor of its
-    own, and then asks ranks other than the first for sequence groups that only the first has.
+    Where no row is wanted stock gathers tensors without rows over the ranks; the vendor's copy gives every rank an
+    empty tensor of its own, and then asks ranks other than the first for sequence groups that only the first has.
     """
 
     def forward(self, lm_head: VocabParallelEmbedding, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata,
-                embedding_bias: Optional[torch.Tensor] = None) -> Optional[torch.Tensor]:
+                embedding_bias: torch.Tensor | None = None) -> torch.Tensor | None:
         if sampling_metadata.selected_token_indices.numel():
             return super().forward(lm_head, hidden_states, sampling_metadata, embedding_bias)
         if self.use_gather and get_tensor_model_parallel_rank() != 0:

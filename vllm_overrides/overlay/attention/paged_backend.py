@@ -1,11 +1,12 @@
-"""vLLM's attention back end over `vllm.overlay.kernels.paged_attention`: prompts, pieces of prompts and decode rows in one batch.
+"""vLLM's attention back end over `vllm.overlay.kernels.paged_attention`: prompts, pieces of prompts and decode rows in
+one batch.
 
 It runs on every device. On the CPU it is the only one; on a card it is the reference and the fallback of the native one
 (VLLM_ATTENTION_BACKEND=TORCH_SDPA).
 """
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Dict, List, Optional, Tuple, Type
+from itertools import accumulate, pairwise
+from typing import Any, Optional
 
 import torch
 
@@ -15,30 +16,31 @@ from vllm.overlay.kernels.paged_attention import paged_attention, write_kv
 
 
 class PagedTorchBackend(AttentionBackend):
-    """The four classes of the back end and the layout of its cache: [2 (keys, values), blocks, block size, KV heads, head size]."""
+    """The four classes of the back end and the layout of its cache: [2 (keys, values), blocks, block size, KV heads,
+    head size]."""
 
     @staticmethod
     def get_name() -> str:
         return "torch-paged"
 
     @staticmethod
-    def get_impl_cls() -> Type["PagedTorchImpl"]:
+    def get_impl_cls() -> type["PagedTorchImpl"]:
         return PagedTorchImpl
 
     @staticmethod
-    def get_metadata_cls() -> Type["PagedTorchMetadata"]:
+    def get_metadata_cls() -> type["PagedTorchMetadata"]:
         return PagedTorchMetadata
 
     @staticmethod
-    def get_builder_cls() -> Type["PagedTorchMetadataBuilder"]:
+    def get_builder_cls() -> type["PagedTorchMetadataBuilder"]:
         return PagedTorchMetadataBuilder
 
     @staticmethod
-    def get_state_cls() -> Type[CommonAttentionState]:
+    def get_state_cls() -> type[CommonAttentionState]:
         return CommonAttentionState
 
     @staticmethod
-    def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> Tuple[int, ...]:
+    def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
         return (2, num_blocks, block_size, num_kv_heads, head_size)
 
     @staticmethod
@@ -50,7 +52,7 @@ class PagedTorchBackend(AttentionBackend):
                 dst_kv_cache.device)
 
     @staticmethod
-    def copy_blocks(kv_caches: List[torch.Tensor], src_to_dists: torch.Tensor) -> None:
+    def copy_blocks(kv_caches: list[torch.Tensor], src_to_dists: torch.Tensor) -> None:
         """src_to_dists: [n, 2] block numbers."""
         source, target = src_to_dists.long().unbind(1)
         for cache in kv_caches:
@@ -61,20 +63,21 @@ class PagedTorchBackend(AttentionBackend):
 class PagedTorchMetadata(AttentionMetadata):
     """Rows of one step, prefill rows first. Lists live on the host, so that no operator waits for the device.
 
-    seq_lens: per row, context and piece together. query_starts: row i has the tokens [query_starts[i], query_starts[i + 1]).
+    seq_lens: per row, context and piece together. query_starts: row i has the tokens [query_starts[i], query_starts[i +
+    1]).
     block_tables: int32 [rows, max blocks]. The other fields are what stock's metadata builder and models ask for.
     """
-    seq_lens: Optional[List[int]] = None
-    seq_lens_tensor: Optional[torch.Tensor] = None
-    max_query_len: Optional[int] = None
+    seq_lens: list[int] | None = None
+    seq_lens_tensor: torch.Tensor | None = None
+    max_query_len: int | None = None
     max_prefill_seq_len: int = 0
     max_decode_seq_len: int = 0
-    query_start_loc: Optional[torch.Tensor] = None
-    seq_start_loc: Optional[torch.Tensor] = None
-    context_lens_tensor: Optional[torch.Tensor] = None
-    block_tables: Optional[torch.Tensor] = None
+    query_start_loc: torch.Tensor | None = None
+    seq_start_loc: torch.Tensor | None = None
+    context_lens_tensor: torch.Tensor | None = None
+    block_tables: torch.Tensor | None = None
     use_cuda_graph: bool = False
-    query_starts: Optional[List[int]] = None
+    query_starts: list[int] | None = None
 
     @property
     def prefill_metadata(self) -> Optional["PagedTorchMetadata"]:
@@ -94,7 +97,7 @@ class PagedTorchMetadataBuilder(CommonMetadataBuilder[PagedTorchMetadata]):
         # Without chunked prefill stock leaves out the tables of prompts, whose keys it takes from the batch.
         super()._add_seq_group(inter_data, True)
 
-    def build(self, seq_lens: List[int], query_lens: List[int], cuda_graph_pad_size: int,
+    def build(self, seq_lens: list[int], query_lens: list[int], cuda_graph_pad_size: int,
               batch_size: int) -> PagedTorchMetadata:
         metadata = super().build(seq_lens, query_lens, cuda_graph_pad_size, batch_size)
         metadata.query_starts = [0, *accumulate(query_lens)]
@@ -105,19 +108,20 @@ class PagedTorchImpl(AttentionImpl[PagedTorchMetadata]):
     """One attention layer: any head size, grouped query heads, causal.
 
     Raises:
-        ValueError: a feature that the operator does not have (ALiBi, sliding window, soft cap, block sparsity, a quantised cache).
+        ValueError: a feature that the operator does not have (ALiBi, sliding window, soft cap, block sparsity, a
+        quantised cache).
     """
 
     def __init__(self,
                  num_heads: int,
                  head_size: int,
                  scale: float,
-                 num_kv_heads: Optional[int] = None,
-                 alibi_slopes: Optional[List[float]] = None,
-                 sliding_window: Optional[int] = None,
+                 num_kv_heads: int | None = None,
+                 alibi_slopes: list[float] | None = None,
+                 sliding_window: int | None = None,
                  kv_cache_dtype: str = "auto",
-                 blocksparse_params: Optional[Dict[str, Any]] = None,
-                 logits_soft_cap: Optional[float] = None) -> None:
+                 blocksparse_params: dict[str, Any] | None = None,
+                 logits_soft_cap: float | None = None) -> None:
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -159,13 +163,14 @@ class PagedTorchImpl(AttentionImpl[PagedTorchMetadata]):
         else:
             key_cache, value_cache = key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
             tables, seq_lens = _own_tokens(meta.query_starts, query.device)
-        out = paged_attention(query.contiguous(), key_cache, value_cache, tables, meta.query_starts, seq_lens, self.scale)
+        out = paged_attention(query.contiguous(), key_cache, value_cache, tables, meta.query_starts, seq_lens,
+                              self.scale)
         return out.reshape(-1, self.num_heads * self.head_size)
 
 
-def _own_tokens(query_starts: List[int], device: torch.device) -> Tuple[torch.Tensor, List[int]]:
+def _own_tokens(query_starts: list[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:
     """Tables over the step's own tokens, seen as a cache with blocks of one token."""
-    lengths = [end - start for start, end in zip(query_starts, query_starts[1:])]
+    lengths = [end - start for start, end in pairwise(query_starts)]
     first = torch.tensor(query_starts[:-1], device=device)
     offsets = torch.arange(max(lengths), device=device)
     tables = first[:, None] + offsets

@@ -1,4 +1,5 @@
-"""Defaults of engine arguments that stock leaves to the user or gets wrong for long contexts, the same on every device."""
+"""Defaults of engine arguments that stock leaves to the user or gets wrong for long contexts, the same on every
+device."""
 from typing import Any
 
 from vllm.logger import init_logger
@@ -25,7 +26,8 @@ def apply(arguments: Any, model_config: Any) -> None:
     if arguments.enable_prefix_caching and not arguments.enable_chunked_prefill and _can_chunk(arguments, model_config):
         logger.warning("Chunked prefill is on: prefix caching needs it.")
         arguments.enable_chunked_prefill = True
-    if arguments.enable_chunked_prefill and arguments.max_num_batched_tokens is None and arguments.num_scheduler_steps == 1:
+    if (arguments.enable_chunked_prefill and arguments.max_num_batched_tokens is None
+            and arguments.num_scheduler_steps == 1):
         arguments.max_num_batched_tokens = max(DEFAULT_TOKENS_PER_STEP, arguments.max_num_seqs)
     if arguments.preemption_mode == "swap":
         logger.warning("--preemption-mode swap is ignored: preempted sequences are always recomputed.")
@@ -34,7 +36,8 @@ def apply(arguments: Any, model_config: Any) -> None:
 
 
 def _can_chunk(arguments: Any, model_config: Any) -> bool:
-    """Whether prompts can be computed in pieces. Stock asks the same, but only on CUDA and above 32 K tokens of context."""
+    """Whether prompts can be computed in pieces. Stock asks the same, but only on CUDA and above 32 K tokens of
+    context."""
     return (model_config.get_sliding_window() is None and not model_config.embedding_mode
             and not model_config.is_encoder_decoder_model
             and (not model_config.is_multimodal_model or is_hybrid(model_config.hf_config))

@@ -1,13 +1,13 @@
 """n and best_of: one request of several samples is served as several requests of one sample.
 
-Stock makes n sequences of one group: they need n places at once (more than max_num_seqs never run, and block the queue), cannot be
-preempted by recomputation, and would have to fork recurrent state. Here every sample is a request of its own in the scheduler,
-at most `limit` of them at a time; whoever asked sees one request with n completions.
+Stock makes n sequences of one group: they need n places at once (more than max_num_seqs never run, and block the
+queue), cannot be preempted by recomputation, and would have to fork recurrent state. Here every sample is a request of
+its own in the scheduler, at most `limit` of them at a time; whoever asked sees one request with n completions.
 """
 import copy
 import sys
 from collections import deque
-from typing import Callable, Deque, Dict, List, Optional
+from collections.abc import Callable
 
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -16,28 +16,30 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 class FanOut:
     """A request of several samples.
 
-    request_id: the one that the client knows. waiting: samples not yet given to the scheduler. running: request ids of those that are.
+    request_id: the one that the client knows. waiting: samples not yet given to the scheduler. running: request ids of
+    those that are.
     give: called with the id of a sample to put it into the scheduler.
     """
     give: Callable[[str], None]
 
     def __init__(self, request_id: str, params: SamplingParams, limit: int) -> None:
-        """params: n is the number of samples to draw (stock puts best_of there), _real_n how many to return. limit: how many may be
-        with the scheduler at a time."""
+        """params: n is the number of samples to draw (stock puts best_of there), _real_n how many to return. limit: how
+        many may be with the scheduler at a time."""
         self.request_id = request_id
         self.samples = params.n
         self.returned = params._real_n or params.n
         self.limit = limit
-        self.waiting: Deque[int] = deque(range(params.n))
-        self.running: Dict[str, int] = {}
+        self.waiting: deque[int] = deque(range(params.n))
+        self.running: dict[str, int] = {}
         self._params = params
         self._finished = 0
         self._cached_tokens = sys.maxsize
-        self._latest: Dict[int, CompletionOutput] = {}
+        self._latest: dict[int, CompletionOutput] = {}
         self._hide_logprobs = False
 
-    def take(self) -> Optional[str]:
-        """Returns the request id of the next sample to be given to the scheduler, or None if none is left or `limit` are there."""
+    def take(self) -> str | None:
+        """Returns the request id of the next sample to be given to the scheduler, or None if none is left or `limit`
+        are there."""
         if not self.waiting or len(self.running) >= self.limit:
             return None
         index = self.waiting.popleft()
@@ -46,7 +48,8 @@ class FanOut:
         return child_id
 
     def params(self, child_id: str) -> SamplingParams:
-        """Returns the sampling parameters of one sample: its own seed (seed + index) and its own stateful logits processors."""
+        """Returns the sampling parameters of one sample: its own seed (seed + index) and its own stateful logits
+        processors."""
         index = self.running[child_id]
         params = self._params.clone()
         params.n, params.best_of, params._real_n = 1, None, None
@@ -66,7 +69,7 @@ class FanOut:
         """Whether every sample has finished."""
         return self._finished == self.samples
 
-    def merge(self, child_id: str, output: RequestOutput) -> Optional[RequestOutput]:
+    def merge(self, child_id: str, output: RequestOutput) -> RequestOutput | None:
         """Turns the output of one sample into one of the whole request; None where there is nothing to say yet."""
         index = self.running[child_id]
         # Copies, because the engine writes a group's next output into the objects of the last one.
@@ -92,7 +95,7 @@ class FanOut:
         merged.outputs = self._ranked()
         return merged
 
-    def _ranked(self) -> List[CompletionOutput]:
+    def _ranked(self) -> list[CompletionOutput]:
         if self.returned == self.samples:
             return [self._latest[index] for index in sorted(self._latest)]
         ranked = sorted(self._latest.values(), key=lambda completion: -(completion.cumulative_logprob or 0.0))
@@ -109,8 +112,8 @@ class FanOuts:
     """The requests of several samples that an engine is serving."""
 
     def __init__(self) -> None:
-        self._parents: Dict[str, FanOut] = {}
-        self._children: Dict[str, FanOut] = {}
+        self._parents: dict[str, FanOut] = {}
+        self._children: dict[str, FanOut] = {}
 
     def add(self, fanout: FanOut) -> None:
         """Raises ValueError if the id is in use."""
@@ -118,7 +121,7 @@ class FanOuts:
             raise ValueError(f"request {fanout.request_id} already exists")
         self._parents[fanout.request_id] = fanout
 
-    def of_child(self, child_id: str) -> Optional[FanOut]:
+    def of_child(self, child_id: str) -> FanOut | None:
         """Returns the request that `child_id` is a sample of, or None."""
         return self._children.get(child_id)
 
@@ -133,7 +136,7 @@ class FanOuts:
         for child_id in [child for child, fanout in self._children.items() if child not in fanout.running]:
             del self._children[child_id]
 
-    def drop(self, request_id: str) -> List[str]:
+    def drop(self, request_id: str) -> list[str]:
         """Forgets a request; returns the ids of its samples that are with the scheduler."""
         fanout = self._parents.pop(request_id, None)
         if fanout is None:

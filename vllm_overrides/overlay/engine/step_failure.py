@@ -1,5 +1,6 @@
 """A step that raises fails the requests that were in it; the engine goes on with the others."""
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from vllm.logger import init_logger
 
@@ -11,17 +12,18 @@ class StepFailed(RuntimeError):
 
     def __init__(self, message: str, request_ids: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.request_ids: List[str] = list(request_ids)
+        self.request_ids: list[str] = list(request_ids)
 
     def __reduce__(self) -> Any:
         return type(self), (str(self), self.request_ids)
 
 
 def can_go_on(engine: Any, virtual_engine: int) -> bool:
-    """Returns whether it can be told who was in the step that raised, and whether the workers are still where the engine thinks.
+    """Returns whether it can be told who was in the step that raised, and whether the workers are still where the
+    engine thinks.
 
-    Ranks that exchange tensors may be left waiting for each other, so only a single rank goes on. What a scheduler leaves behind when
-    it raises itself is unknown.
+    Ranks that exchange tensors may be left waiting for each other, so only a single rank goes on. What a scheduler
+    leaves behind when it raises itself is unknown.
     """
     return (engine.parallel_config.world_size == 1 and not engine.scheduler_config.is_multi_step
             and engine.speculative_config is None

@@ -1,7 +1,7 @@
 """State of hybrid models: who owns it, where it lives, and how a step tells the model which rows use which part of it.
 
-The scheduler owns integer slots (`slots`), the worker owns the memory behind them (`state_pool`), a step carries the orders from
-the one to the other (`state_orders`), and the model reads the result (`state_step`). DESIGN section 6.
+The scheduler owns integer slots (`slots`), the worker owns the memory behind them (`state_pool`), a step carries the
+orders from the one to the other (`state_orders`), and the model reads the result (`state_step`). DESIGN section 6.
 """
 from vllm.overlay.hybrid.state_orders import KEEP, ZERO, SequenceOrders, StepOrders
 from vllm.overlay.hybrid.state_pool import StatePool, StateSpec

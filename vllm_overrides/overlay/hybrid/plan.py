@@ -1,5 +1,5 @@
 """Start-up decisions about recurrent state: whether a model has any, how many slots, and the pool behind them."""
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,14 +13,17 @@ _MIB = 1 << 20
 
 
 def is_hybrid(hf_config: Any) -> bool:
-    """Returns whether some layers keep recurrent state: the configuration's `layers_block_type` names a kind "linear_attention"."""
+    """Returns whether some layers keep recurrent state: the configuration's `layers_block_type` names a kind
+    "linear_attention"."""
     return "linear_attention" in (getattr(hf_config, "layers_block_type", None) or ())
 
 
 def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, parallel_config: Any) -> None:
-    """Sets `cache_config.num_state_slots`, which scheduler and workers both go by: one slot per sequence that can run, or 0.
+    """Sets `cache_config.num_state_slots`, which scheduler and workers both go by: one slot per sequence that can run,
+    or 0.
 
-    Prefix caching is switched off for hybrid models: a hit on KV blocks without the state at the same place would be wrong.
+    Prefix caching is switched off for hybrid models: a hit on KV blocks without the state at the same place would be
+    wrong.
 
     Raises:
         ValueError: the model has recurrent state and the engine is to run in a way that cannot carry it.
@@ -36,12 +39,14 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
             raise ValueError(f"{problem} is not supported for models with recurrent state")
     cache_config.num_state_slots = scheduler_config.max_num_seqs
     if cache_config.enable_prefix_caching:
-        logger.warning("Prefix caching is off: this model has recurrent state, which the prefix cache does not hold yet.")
+        logger.warning(
+            "Prefix caching is off: this model has recurrent state, which the prefix cache does not hold yet.")
         cache_config.enable_prefix_caching = False
 
 
-def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device) -> Optional[StatePool]:
-    """Returns the pool of a model that asks for one by `get_state_spec()`, else None. Says in one line how much memory it takes.
+def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device) -> StatePool | None:
+    """Returns the pool of a model that asks for one by `get_state_spec()`, else None. Says in one line how much memory
+    it takes.
 
     Raises:
         RuntimeError: scheduler and model disagree about whether there is recurrent state.

@@ -1,16 +1,16 @@
 """The scheduler's book of state slots: which sequence owns which, and what its slot must hold before its next step."""
-from typing import Dict, List
 
 from vllm.overlay.hybrid.state_orders import KEEP, ZERO, SequenceOrders
 
 
 class SlotTable:
-    """One live slot per running sequence, of slots 0 to num_slots - 1. It never looks at memory: workers carry out its orders."""
+    """One live slot per running sequence, of slots 0 to num_slots - 1. It never looks at memory: workers carry out its
+    orders."""
 
     def __init__(self, num_slots: int) -> None:
-        self._free: List[int] = list(range(num_slots - 1, -1, -1))
-        self._slots: Dict[int, int] = {}
-        self._inits: Dict[int, int] = {}
+        self._free: list[int] = list(range(num_slots - 1, -1, -1))
+        self._slots: dict[int, int] = {}
+        self._inits: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:

@@ -1,5 +1,6 @@
 """Orders about recurrent state, from the scheduler to the workers: plain integers, the same on every rank."""
-from typing import List, NamedTuple, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 # What a sequence's slot must hold before the forward pass; any other value is the slot to copy from.
 KEEP = -1
@@ -9,23 +10,25 @@ ZERO = -2
 class SequenceOrders(NamedTuple):
     """The scheduler's orders for one sequence in one step.
 
-    live_slot: the slot that holds the sequence's state, and is moved forward in place. init: KEEP, ZERO, or the slot whose content
-    to start from. captures: (offset, slot) pairs: what the state is after `offset` tokens of this step's piece goes to `slot`.
+    live_slot: the slot that holds the sequence's state, and is moved forward in place. init: KEEP, ZERO, or the slot
+    whose content to start from. captures: (offset, slot) pairs: what the state is after `offset` tokens of this step's
+    piece goes to `slot`.
     """
     live_slot: int
     init: int = KEEP
-    captures: Tuple[Tuple[int, int], ...] = ()
+    captures: tuple[tuple[int, int], ...] = ()
 
 
 class StepOrders(NamedTuple):
     """All orders of one step, rows in batch order: prefill rows first, then decode rows of one token.
 
-    live_slots, inits, query_lens: one entry per row. captures: (row, offset, slot). num_prefills: number of leading prefill rows.
+    live_slots, inits, query_lens: one entry per row. captures: (row, offset, slot). num_prefills: number of leading
+    prefill rows.
     """
-    live_slots: List[int]
-    inits: List[int]
-    captures: List[Tuple[int, int, int]]
-    query_lens: List[int]
+    live_slots: list[int]
+    inits: list[int]
+    captures: list[tuple[int, int, int]]
+    query_lens: list[int]
     num_prefills: int
 
     @classmethod
@@ -33,7 +36,8 @@ class StepOrders(NamedTuple):
         """Joins the rows' orders.
 
         Raises:
-            ValueError: rows and lengths do not match, two rows share a slot, a capture falls outside its row's piece, or two captures,
+            ValueError: rows and lengths do not match, two rows share a slot, a capture falls outside its row's piece,
+            or two captures,
                 or a capture and a row, want the same slot.
         """
         if len(orders) != len(query_lens):

@@ -1,5 +1,7 @@
-"""The memory of recurrent states: one tensor for the convolution tails, one for the recurrent states, addressed by slot."""
-from typing import List, NamedTuple, Sequence, Tuple
+"""The memory of recurrent states: one tensor for the convolution tails, one for the recurrent states, addressed by
+slot."""
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -7,15 +9,16 @@ from vllm.overlay.hybrid.state_orders import KEEP, ZERO
 
 
 class StateSpec(NamedTuple):
-    """What one sequence's state is made of on this rank. A model that has such state returns it from `get_state_spec()`.
+    """What one sequence's state is made of on this rank. A model that has such state returns it from
+    `get_state_spec()`.
 
     num_layers: number of layers with state. conv_shape: (channels on this rank, convolution width - 1) of `conv_dtype`.
     recurrent_shape: (value heads on this rank, key size, value size), always float32.
     """
     num_layers: int
-    conv_shape: Tuple[int, int]
+    conv_shape: tuple[int, int]
     conv_dtype: torch.dtype
-    recurrent_shape: Tuple[int, int, int]
+    recurrent_shape: tuple[int, int, int]
 
     @property
     def slot_bytes(self) -> int:
@@ -28,8 +31,8 @@ class StateSpec(NamedTuple):
 class StatePool:
     """States of all sequences of one worker.
 
-    conv: [num_layers, num_slots, channels, width - 1] of the spec's dtype. recurrent: [num_layers, num_slots, value heads, key size,
-    value size] float32. A slot's content means nothing until an order (ZERO or copy-from) gave it one.
+    conv: [num_layers, num_slots, channels, width - 1] of the spec's dtype. recurrent: [num_layers, num_slots, value
+    heads, key size, value size] float32. A slot's content means nothing until an order (ZERO or copy-from) gave it one.
     """
 
     def __init__(self, spec: StateSpec, num_slots: int, device: torch.device) -> None:
@@ -43,7 +46,9 @@ class StatePool:
         self.spec = spec
         self.num_slots = num_slots
         self.conv = torch.zeros((spec.num_layers, num_slots, *spec.conv_shape), dtype=spec.conv_dtype, device=device)
-        self.recurrent = torch.zeros((spec.num_layers, num_slots, *spec.recurrent_shape), dtype=torch.float32, device=device)
+        self.recurrent = torch.zeros((spec.num_layers, num_slots, *spec.recurrent_shape),
+                                     dtype=torch.float32,
+                                     device=device)
         # Zeros come lazily from the system; memory that is counted as taken must really be taken.
         self.conv.fill_(0)
         self.recurrent.fill_(0)
@@ -61,10 +66,10 @@ class StatePool:
         Raises:
             IndexError: a slot outside the pool.
         """
-        zeroed: List[int] = []
-        copied: List[int] = []
-        sources: List[int] = []
-        for slot, init in zip(live_slots, inits):
+        zeroed: list[int] = []
+        copied: list[int] = []
+        sources: list[int] = []
+        for slot, init in zip(live_slots, inits, strict=True):
             self._check(slot)
             if init == ZERO:
                 zeroed.append(slot)

@@ -1,8 +1,8 @@
 """What the model reads about the states of the rows that it is running, set around one forward pass."""
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Iterator, List, Optional, Tuple
 
 import torch
 
@@ -14,17 +14,18 @@ from vllm.overlay.hybrid.state_pool import StatePool
 class StateStep:
     """Rows of one forward pass and the state of each. Rows are in batch order: prefill rows first, then decode rows.
 
-    pool: where the states are. live_slots: int64 [N] on the pool's device. query_start_loc: N + 1 host ints; row i has the tokens
-    [query_start_loc[i], query_start_loc[i + 1]). query_start_loc_device: the same as int64 on the device. num_prefills: rows before it
-    may have any length, the others have exactly one token. captures: (row, offset, slot): the state and convolution tail as they are
-    after `offset` tokens of that row's piece (1..length) are to be copied to `slot`.
+    pool: where the states are. live_slots: int64 [N] on the pool's device. query_start_loc: N + 1 host ints; row i has
+    the tokens [query_start_loc[i], query_start_loc[i + 1]). query_start_loc_device: the same as int64 on the device.
+    num_prefills: rows before it may have any length, the others have exactly one token. captures: (row, offset, slot):
+    the state and convolution tail as they are after `offset` tokens of that row's piece (1..length) are to be copied to
+    `slot`.
     """
     pool: StatePool
     live_slots: torch.Tensor
-    query_start_loc: List[int]
+    query_start_loc: list[int]
     query_start_loc_device: torch.Tensor
     num_prefills: int
-    captures: Tuple[Tuple[int, int, int], ...] = ()
+    captures: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def begin(cls, pool: StatePool, orders: StepOrders) -> "StateStep":
@@ -47,16 +48,17 @@ class StateStep:
                    captures=tuple(orders.captures))
 
 
-_current: Optional[StateStep] = None
+_current: StateStep | None = None
 
 
-def get_state_step() -> Optional[StateStep]:
-    """Returns the step that is running; None outside a step and where rows have no state (memory profiling, other models)."""
+def get_state_step() -> StateStep | None:
+    """Returns the step that is running; None outside a step and where rows have no state (memory profiling, other
+    models)."""
     return _current
 
 
 @contextmanager
-def set_state_step(step: Optional[StateStep]) -> Iterator[None]:
+def set_state_step(step: StateStep | None) -> Iterator[None]:
     """Makes `step` what `get_state_step` returns while the context lasts. A worker runs one forward pass at a time."""
     global _current
     before = _current

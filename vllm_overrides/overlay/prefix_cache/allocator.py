@@ -1,17 +1,21 @@
 """Allocation of KV blocks where a block enters the prefix cache when it has been computed, and not before.
 
-Stock enters a block when its token ids are known and calls all of a prompt's blocks computed after the first piece of it. An abort
-or a preemption in the middle of a prompt then leaves blocks in the cache that nobody computed, and later requests attend to them.
+Stock enters a block when its token ids are known and calls all of a prompt's blocks computed after the first piece of
+it. An abort or a preemption in the middle of a prompt then leaves blocks in the cache that nobody computed, and later
+requests attend to them.
 """
-from typing import Any, Iterable, List, Optional, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from vllm.core.block.prefix_caching_block_stock import PrefixCachingBlock, PrefixCachingBlockAllocator
 
 
 class ComputedBlockAllocator(PrefixCachingBlockAllocator):
-    """Stock's allocator under one law: `_cached_blocks` maps a content hash to a block that holds the KV of that content.
+    """Stock's allocator under one law: `_cached_blocks` maps a content hash to a block that holds the KV of that
+    content.
 
-    A full block that is not (yet) in the cache is private to its sequence, and goes back to the free list when it is freed.
+    A full block that is not (yet) in the cache is private to its sequence, and goes back to the free list when it is
+    freed.
     """
 
     def promote_to_immutable_block(self, block: Any) -> int:
@@ -19,14 +23,15 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
         return block.block_id
 
     def enter_computed(self, blocks: Iterable[Any]) -> None:
-        """Makes full blocks findable whose KV a finished step has computed. A second block of the same content stays private."""
+        """Makes full blocks findable whose KV a finished step has computed. A second block of the same content stays
+        private."""
         for block in blocks:
             content = block.content_hash
             assert content is not None and block.block_id is not None, "only full blocks in use can be entered"
             if self._cached_blocks.setdefault(content, block.block_id) == block.block_id:
                 self._block_tracker[block.block_id].computed = True
 
-    def mark_blocks_as_computed(self, block_ids: List[int]) -> None:
+    def mark_blocks_as_computed(self, block_ids: list[int]) -> None:
         """Stock's way in, which marks whatever was touched: not used."""
         raise NotImplementedError("blocks are entered by enter_computed")
 
@@ -36,11 +41,11 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
         else:
             self._decr_refcount_hashless_block(block)
 
-    def cached_prefix(self, content_hashes: Sequence[int]) -> List[int]:
+    def cached_prefix(self, content_hashes: Sequence[int]) -> list[int]:
         """Returns the ids of the cached blocks that a chain of content hashes begins with; the first miss ends it."""
-        found: List[int] = []
+        found: list[int] = []
         for content in content_hashes:
-            block_id: Optional[int] = self._cached_blocks.get(content)
+            block_id: int | None = self._cached_blocks.get(content)
             if block_id is None:
                 break
             found.append(block_id)
@@ -51,7 +56,7 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
         return self._refcounter.get(block_id) > 0
 
 
-def extend_hashes(hashes: List[int], token_ids: Sequence[int], block_size: int, num_blocks: int) -> None:
+def extend_hashes(hashes: list[int], token_ids: Sequence[int], block_size: int, num_blocks: int) -> None:
     """Appends to a chain of content hashes until it covers `num_blocks` blocks of `token_ids`."""
     for index in range(len(hashes), num_blocks):
         previous = hashes[-1] if index else None

@@ -1,5 +1,5 @@
 """The block manager with honest prefix hits, exact room checks, and no sequence that can never be admitted again."""
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.core.block_manager_v2_stock import BlockSpaceManagerV2
 from vllm.core.interfaces import AllocStatus
@@ -16,39 +16,43 @@ class _Computed(NamedTuple):
 
 
 class ComputedBlockManager(BlockSpaceManagerV2):
-    """Stock's manager; it lets the scheduler count hits and enters blocks into the prefix cache only after their step succeeded.
+    """Stock's manager; it lets the scheduler count hits and enters blocks into the prefix cache only after their step
+    succeeded.
 
-    The runner is never told of hits: `get_common_computed_block_ids` is empty, and a hit is simply tokens already computed.
+    The runner is never told of hits: `get_common_computed_block_ids` is empty, and a hit is simply tokens already
+    computed.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._running: List[_Computed] = []
+        self._running: list[_Computed] = []
         # Per sequence: how many of its leading blocks were entered, and the content hashes of its leading full blocks.
-        self._entered: Dict[int, int] = {}
-        self._hashes: Dict[int, List[int]] = {}
+        self._entered: dict[int, int] = {}
+        self._hashes: dict[int, list[int]] = {}
 
     @property
     def _gpu(self) -> ComputedBlockAllocator:
         return self.block_allocator._allocators[Device.GPU]
 
-    def cached_prefix_blocks(self, seq: Sequence) -> List[int]:
-        """Returns the ids of the cached blocks that `seq` begins with, never all of its tokens: the last one must be computed."""
+    def cached_prefix_blocks(self, seq: Sequence) -> list[int]:
+        """Returns the ids of the cached blocks that `seq` begins with, never all of its tokens: the last one must be
+        computed."""
         num_blocks = (seq.get_len() - 1) // self.block_size
         hashes = self._hashes.setdefault(seq.seq_id, [])
         if len(hashes) < num_blocks:
             extend_hashes(hashes, seq.get_token_ids(), self.block_size, num_blocks)
         return self._gpu.cached_prefix(hashes[:num_blocks])
 
-    def get_common_computed_block_ids(self, seqs: List[Sequence]) -> List[int]:
-        """Always empty: stock's runner keeps the hit over later pieces and then reads a block table that is too short."""
+    def get_common_computed_block_ids(self, seqs: list[Sequence]) -> list[int]:
+        """Always empty: stock's runner keeps the hit over later pieces and then reads a block table that is too
+        short."""
         return []
 
     def mark_blocks_as_computed(self, seq_group: SequenceGroup, token_chunk_size: int) -> None:
         """Notes which blocks the step that is being scheduled completes; `step_succeeded` enters them.
 
-        Groups whose KV depends on more than their token ids (LoRA, prompt adapters, pictures) are left out: the content hash
-        knows token ids only.
+        Groups whose KV depends on more than their token ids (LoRA, prompt adapters, pictures) are left out: the content
+        hash knows token ids only.
         """
         if not self.enable_caching or not depends_on_tokens_only(seq_group):
             return
@@ -77,9 +81,11 @@ class ComputedBlockManager(BlockSpaceManagerV2):
         super().free(seq)
 
     def can_allocate(self, seq_group: SequenceGroup, num_lookahead_slots: int = 0) -> AllocStatus:
-        """As stock, but blocks of the prefix that others hold need no room, and whoever fits into the empty cache is never refused.
+        """As stock, but blocks of the prefix that others hold need no room, and whoever fits into the empty cache is
+        never refused.
 
-        Stock keeps 1 % of the blocks free of prompts even then: a preempted sequence of nearly max_model_len would end unfinished.
+        Stock keeps 1 % of the blocks free of prompts even then: a preempted sequence of nearly max_model_len would end
+        unfinished.
         """
         if seq_group.is_encoder_decoder() or self.max_block_sliding_window is not None:
             return super().can_allocate(seq_group, num_lookahead_slots)
@@ -95,15 +101,17 @@ class ComputedBlockManager(BlockSpaceManagerV2):
         return AllocStatus.LATER
 
     def can_append_slots(self, seq_group: SequenceGroup, num_lookahead_slots: int) -> bool:
-        """As stock, but counts the blocks that are really missing; stock wants a free block for a token that fits into the last one.
+        """As stock, but counts the blocks that are really missing; stock wants a free block for a token that fits into
+        the last one.
 
         Where the cache just holds one longest sequence, stock preempts that sequence after each of its last tokens.
         """
         seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
         if len(seqs) > 1:
             return super().can_append_slots(seq_group, num_lookahead_slots)
-        missing = sum(cdiv(seq.get_len() + num_lookahead_slots, self.block_size) - len(self.block_tables[seq.seq_id].blocks)
-                      for seq in seqs)
+        missing = sum(
+            cdiv(seq.get_len() + num_lookahead_slots, self.block_size) - len(self.block_tables[seq.seq_id].blocks)
+            for seq in seqs)
         return missing <= self.get_num_free_gpu_blocks()
 
 

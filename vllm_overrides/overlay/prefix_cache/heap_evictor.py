@@ -1,24 +1,24 @@
 """Eviction of unused KV blocks by a heap: stock scans all blocks of the oldest time stamp for every single block."""
 import heapq
 from itertools import count
-from typing import Dict, List, Tuple
 
 from vllm.core.evictor_v2_stock import Evictor
 
 # (last access, minus the number of tokens up to the block's end, arrival, block id)
-_Entry = Tuple[float, int, int, int]
+_Entry = tuple[float, int, int, int]
 
 
 class HeapEvictor(Evictor):
     """Gives up the least recently used block first; among those of one time stamp the one that ends the longest prefix.
 
-    Entries of the heap whose block was taken out or touched since are skipped when they surface, so every operation is logarithmic.
+    Entries of the heap whose block was taken out or touched since are skipped when they surface, so every operation is
+    logarithmic.
     """
 
     def __init__(self) -> None:
-        self._entries: Dict[int, _Entry] = {}
-        self._hashes: Dict[int, int] = {}
-        self._heap: List[_Entry] = []
+        self._entries: dict[int, _Entry] = {}
+        self._hashes: dict[int, int] = {}
+        self._heap: list[_Entry] = []
         self._arrivals = count()
 
     def __contains__(self, block_id: int) -> bool:
@@ -29,7 +29,7 @@ class HeapEvictor(Evictor):
         self._hashes[block_id] = content_hash
         self._push((last_accessed, -num_hashed_tokens, next(self._arrivals), block_id))
 
-    def evict(self) -> Tuple[int, int]:
+    def evict(self) -> tuple[int, int]:
         """Takes out the next block and returns (block id, content hash).
 
         Raises:

@@ -1,9 +1,9 @@
 """The CPU side of the platform shim: memory, cores and the few places where stock takes a CUDA device for granted."""
 import os
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Optional, Type
 
 import torch
 
@@ -19,7 +19,8 @@ def available_cpus() -> int:
 
 
 def available_memory() -> int:
-    """Returns the bytes that can still be taken without swapping: the system's estimate, cut by the container's limit."""
+    """Returns the bytes that can still be taken without swapping: the system's estimate, cut by the container's
+    limit."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
     free = int(fields["MemAvailable"]) * 1024
     for limit, usage in ((_CGROUP / "memory.max", _CGROUP / "memory.current"),
@@ -56,7 +57,8 @@ def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_n
         block_bytes: bytes of one block of `block_size` tokens over all layers of this rank.
         reserve: bytes that the forward pass needs beside the cache.
         ranks: workers that share the machine's memory.
-        asked_gib: VLLM_CPU_KVCACHE_SPACE, per rank; 0 = choose: room for one longest sequence at least, up to 4 GiB, but no more than
+        asked_gib: VLLM_CPU_KVCACHE_SPACE, per rank; 0 = choose: room for one longest sequence at least, up to 4 GiB,
+        but no more than
             four longest sequences or all that can run at once.
 
     Raises:
@@ -66,8 +68,9 @@ def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_n
     if asked_gib:
         blocks = asked_gib * GIB // block_bytes
         if blocks < needed:
-            raise ValueError(f"VLLM_CPU_KVCACHE_SPACE={asked_gib} (GiB) holds {blocks * block_size} tokens, max_model_len is "
-                             f"{max_model_len}: set it to {-(-needed * block_bytes // GIB)} or lower --max-model-len")
+            raise ValueError(
+                f"VLLM_CPU_KVCACHE_SPACE={asked_gib} (GiB) holds {blocks * block_size} tokens, max_model_len is "
+                f"{max_model_len}: set it to {-(-needed * block_bytes // GIB)} or lower --max-model-len")
         return blocks
     free = (available_memory() - reserve) // ranks
     fitting = max(0, free) // block_bytes
@@ -81,7 +84,8 @@ def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_n
 
 @contextmanager
 def without_device_sync() -> Iterator[None]:
-    """Stock's `profile_run` ends with `torch.cuda.synchronize()`, which a build without CUDA refuses; here it does nothing."""
+    """Stock's `profile_run` ends with `torch.cuda.synchronize()`, which a build without CUDA refuses; here it does
+    nothing."""
     before = torch.cuda.synchronize
     torch.cuda.synchronize = lambda device=None: None
     try:
@@ -90,7 +94,7 @@ def without_device_sync() -> Iterator[None]:
         torch.cuda.synchronize = before
 
 
-def memory_profiler(stock: Type) -> Type:
+def memory_profiler(stock: type) -> type:
     """Returns stock's `DeviceMemoryProfiler`, able to measure a CPU process (stock returns an unbound name there)."""
 
     class DeviceMemoryProfiler(stock):  # type: ignore[misc, valid-type]
@@ -110,7 +114,7 @@ def provide_triton_cache_manager() -> None:
         vllm.triton_utils.maybe_set_triton_cache_manager = lambda: None
 
 
-def _cgroup_quota() -> Optional[float]:
+def _cgroup_quota() -> float | None:
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -119,7 +123,7 @@ def _cgroup_quota() -> Optional[float]:
     return None if quota == "max" else float(quota) / float(period)
 
 
-def _read_int(path: Path) -> Optional[int]:
+def _read_int(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
     except OSError:
