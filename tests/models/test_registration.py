@@ -1,5 +1,10 @@
 """vLLM finds the architectures without starting a child process, and what is said of them is true."""
+import json
+from pathlib import Path
+
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer
 
 from vllm.model_executor.models import ModelRegistry, registry
 from vllm.overlay.model.registration import ARCHITECTURES
@@ -27,3 +32,12 @@ def test_real_qwen_classes_are_untouched():
 def test_an_unknown_architecture_is_named():
     with pytest.raises(ValueError, match=r"Model architectures \['Qwen3_5Nothing'\] are not supported"):
         ModelRegistry.resolve_model_cls(["Qwen3_5Nothing"])
+
+
+def test_a_tokenizer_without_a_class_is_taken_for_qwens(tmp_path):
+    published = Path(__file__).resolve().parents[2] / "worklogs/model/config.json"
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(published.read_text())))
+    Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")])).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(tokenizer).__name__ == "Qwen2TokenizerFast"
+    assert tokenizer.encode("abb") == [2, 1]

@@ -6,7 +6,7 @@ compares them with what stock would have found.
 """
 from dataclasses import dataclass
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, Qwen2Tokenizer, Qwen2TokenizerFast
 
 from vllm.model_executor.models import registry as _registry
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
@@ -30,7 +30,7 @@ class _DescribedModel(_registry._LazyRegisteredModel):
 
 
 def register() -> None:
-    """Adds the architectures to vLLM's model registry and the model types to transformers' AutoConfig.
+    """Adds the architectures to vLLM's model registry, the model types to transformers' AutoConfig and AutoTokenizer.
 
     A transformers that brings its own classes for these model types is overruled in this process: stock needs
     `layers_block_type` and `torch_dtype`, which only ours have.
@@ -39,3 +39,5 @@ def register() -> None:
         _registry.ModelRegistry.models[architecture] = _DescribedModel(MODEL_MODULE, architecture)
     for config_class in CONFIG_CLASSES:
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        # Asked for only where tokenizer_config.json is missing or names no class.
+        AutoTokenizer.register(config_class, Qwen2Tokenizer, Qwen2TokenizerFast, exist_ok=True)
