@@ -187,3 +187,17 @@ def test_a_token_that_fits_into_the_last_block_needs_no_free_one(kind, expected,
     blocks.append_slots(one.seqs[0], 0)
     appended(one, 9)
     assert not blocks.can_append_slots(one, 0)
+
+
+def test_a_large_cache_is_made_at_once():
+    """A context of 262,144 tokens, four times; stock takes seconds for its objects. Then more objects than exist are needed."""
+    import time
+    start = time.perf_counter()
+    blocks = manager(65_536)
+    seconds = time.perf_counter() - start
+    assert seconds < 1, f"{seconds:.2f} s"
+    many = admit(blocks, group(range(6000 * BLOCK)))
+    step(blocks, many, 6000 * BLOCK)
+    assert len(set(blocks.get_block_table(many.seqs[0]))) == 6000 and found(blocks, range(6000 * BLOCK + 1)) == 6000
+    blocks.free(many.seqs[0])
+    assert blocks.get_num_free_gpu_blocks() == 65_536

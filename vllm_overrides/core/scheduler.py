@@ -50,6 +50,12 @@ class Scheduler(_stock.Scheduler):
         if self._manager is not None:
             self._manager.step_failed()
 
+    def distrust(self, seq_group: SequenceGroup) -> None:
+        """Keeps all that a running group has computed or reused from being reused again. It must be aborted next."""
+        if self._manager is not None:
+            for seq in seq_group.get_seqs():
+                self._manager.distrust(seq)
+
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Share of prompt tokens that were not computed again; -1 without prefix caching. Stock counts blocks not yet
         computed."""

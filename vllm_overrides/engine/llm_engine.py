@@ -1,10 +1,12 @@
 """The engine: stock's, with recurrent state planned, several samples as several requests, and a failed step
 survived."""
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.engine import llm_engine_stock as _stock
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
+from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.fanout import FanOut, FanOuts
 from vllm.overlay.engine.step_failure import StepFailed, abandon_step, can_go_on
 from vllm.overlay.hybrid.plan import plan_slots
@@ -21,6 +23,8 @@ class LLMEngine(_stock.LLMEngine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.fanouts = FanOuts()
+        # Of requests that failed alone in a step whose outputs were returned; raised by the next ones.
+        self._failures: deque[StepFailed] = deque()
         plan_slots(kwargs["model_config"], kwargs["cache_config"], kwargs["scheduler_config"],
                    kwargs["parallel_config"])
         super().__init__(*args, **kwargs)
@@ -51,11 +55,30 @@ class LLMEngine(_stock.LLMEngine):
         super().abort_request(ids + [child for one in ids for child in self.fanouts.drop(one)])
 
     def _process_model_outputs(self, ctx: _stock.SchedulerContext, request_id: str | None = None) -> None:
+        if ctx.output_queue:
+            outputs, _, scheduler_outputs, *_ = ctx.output_queue[0]
+            self._fail_nonfinite(outputs, scheduler_outputs.scheduled_seq_groups)
         # Before anything of the step can finish and give its blocks away.
         for scheduler in self.scheduler:
             scheduler.step_succeeded()
         super()._process_model_outputs(ctx, request_id)
         self.fanouts.admit()
+
+    def _advance_to_next_step(self, output: Any, seq_group_metadata_list: Any, scheduled_seq_groups: Any) -> None:
+        # Outputs are processed after the next step is scheduled (on a card): who failed must not be in it.
+        self._fail_nonfinite([output], scheduled_seq_groups)
+        super()._advance_to_next_step(output, seq_group_metadata_list, scheduled_seq_groups)
+
+    def _fail_nonfinite(self, outputs: Sequence[Any], scheduled_seq_groups: Sequence[Any]) -> None:
+        for failure in nonfinite.take_out(self, outputs, scheduled_seq_groups):
+            if self.on_step_failure is None:
+                self._failures.append(failure)
+            else:
+                self.on_step_failure(failure)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do or to raise."""
+        return bool(self._failures) or super().has_unfinished_requests()
 
     def step(self) -> list[RequestOutput | EmbeddingRequestOutput]:
         """Stock's step.
@@ -63,7 +86,11 @@ class LLMEngine(_stock.LLMEngine):
         Raises:
             StepFailed: the step raised, its requests are gone and the engine can go on; not if `on_step_failure` is
             set.
+            NonFiniteLogits: a request failed alone in an earlier step, whose other outputs were returned; nothing was
+            computed now.
         """
+        if self._failures:
+            raise self._failures.popleft()
         self._before_step(0)
         try:
             return super().step()

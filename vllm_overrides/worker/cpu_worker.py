@@ -1,4 +1,5 @@
 """The worker on the CPU: ours for every device, with the device set-up and the memory budget of a CPU."""
+import copy
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from vllm.model_executor import set_random_seed
 from vllm.overlay.runtime import platform_cpu
 from vllm.worker import cpu_worker_stock as _stock
 from vllm.worker.worker import Worker
+
+# Tokens of the step by which the memory of a step is measured.
+_MEASURED_TOKENS = 256
 
 
 class CPUWorker(Worker):
@@ -35,7 +39,7 @@ class CPUWorker(Worker):
 
     @torch.inference_mode()
     def determine_num_available_blocks(self) -> tuple[int, int]:
-        """Runs the largest step once and gives the KV cache what remains of memory, within `kv_cache_blocks`' limits.
+        """Measures what a step needs and gives the KV cache what remains of memory, within `kv_cache_blocks`' limits.
 
         Returns:
             (KV blocks, 0).
@@ -43,12 +47,7 @@ class CPUWorker(Worker):
         Raises:
             ValueError: one sequence of max_model_len does not fit.
         """
-        before = platform_cpu.resident_memory()
-        platform_cpu.reset_peak()
-        with platform_cpu.without_device_sync():
-            self.model_runner.profile_run()
-        still_held = platform_cpu.resident_memory() - before
-        reserve = max(0, platform_cpu.resident_memory(peak=True) - before - max(0, still_held)) + platform_cpu.GIB // 4
+        reserve = self._measure_step() + platform_cpu.GIB // 4
         block_bytes = self.get_cache_block_size_bytes()
         if not block_bytes:
             return 0, 0
@@ -59,6 +58,25 @@ class CPUWorker(Worker):
                            blocks * self.cache_config.block_size, blocks * block_bytes / platform_cpu.GIB,
                            reserve / platform_cpu.GIB)
         return blocks, 0
+
+    def _measure_step(self) -> int:
+        """Returns the bytes that the largest step takes beside weights and caches.
+
+        A step of the full size would take minutes on few cores, so a smaller one of the same proportions is run and its
+        memory multiplied: activations grow with the tokens, logits with the sequences.
+        """
+        runner, full = self.model_runner, self.scheduler_config
+        tokens = min(full.max_num_batched_tokens, _MEASURED_TOKENS)
+        part = copy.copy(full)
+        part.max_num_batched_tokens = tokens
+        part.max_num_seqs = max(1, full.max_num_seqs * tokens // full.max_num_batched_tokens)
+        runner.scheduler_config = part
+        try:
+            with platform_cpu.PeakMemory() as memory, platform_cpu.without_device_sync():
+                runner.profile_run()
+        finally:
+            runner.scheduler_config = full
+        return memory.grown * full.max_num_batched_tokens // tokens
 
 
 def __getattr__(name: str) -> Any:

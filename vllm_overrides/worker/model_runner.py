@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from vllm.model_executor.layers.sampler import SamplerOutput
+from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.seeded import generators_in_use, put_back
 from vllm.overlay.hybrid import StatePool, StateStep, StepOrders, set_state_step
 from vllm.overlay.rebind import rebind
@@ -78,7 +79,9 @@ class ModelRunner(_stock.ModelRunner):
         if model_input.state_orders is not None:
             step = StateStep.begin(self.state_pool, model_input.state_orders)
         with set_state_step(step):
-            return _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
+            outputs = _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
+        nonfinite.mark(outputs, model_input.sampling_metadata, step, self.model_config.hf_config)
+        return outputs
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,10 @@ class StepFailed(RuntimeError):
         return type(self), (str(self), self.request_ids)
 
 
+class NonFiniteLogits(StepFailed):
+    """Reported to a request whose logits cannot be sampled; the rest of its step went on. See `nonfinite`."""
+
+
 def can_go_on(engine: Any, virtual_engine: int) -> bool:
     """Returns whether it can be told who was in the step that raised, and whether the workers are still where the
     engine thinks.

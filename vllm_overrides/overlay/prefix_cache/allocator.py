@@ -18,6 +18,11 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
     freed.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Blocks in use whose content nobody may find (again).
+        self._distrusted: set[int] = set()
+
     def promote_to_immutable_block(self, block: Any) -> int:
         """Called by a block that has become full; nothing is known about its content yet."""
         return block.block_id
@@ -28,8 +33,24 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
         for block in blocks:
             content = block.content_hash
             assert content is not None and block.block_id is not None, "only full blocks in use can be entered"
+            if block.block_id in self._distrusted:
+                continue
             if self._cached_blocks.setdefault(content, block.block_id) == block.block_id:
                 self._block_tracker[block.block_id].computed = True
+
+    def distrust(self, blocks: Iterable[Any]) -> None:
+        """Takes blocks in use out of the cache, and keeps them out until they are given to somebody else."""
+        for block in blocks:
+            content = block.content_hash
+            if content is not None and self._cached_blocks.get(content) == block.block_id:
+                del self._cached_blocks[content]
+                self._block_tracker[block.block_id].computed = False
+            self._distrusted.add(block.block_id)
+
+    def _allocate_block_id(self) -> int:
+        block_id = super()._allocate_block_id()
+        self._distrusted.discard(block_id)
+        return block_id
 
     def mark_blocks_as_computed(self, block_ids: list[int]) -> None:
         """Stock's way in, which marks whatever was touched: not used."""

@@ -75,6 +75,12 @@ class ComputedBlockManager(BlockSpaceManagerV2):
         """Forgets what the last scheduled step should have computed."""
         self._running.clear()
 
+    def distrust(self, seq: Sequence) -> None:
+        """Takes the blocks of a running sequence out of the prefix cache for good, those that it found there too."""
+        table = self.block_tables.get(seq.seq_id)
+        if self.enable_caching and table is not None:
+            self._gpu.distrust(table.blocks)
+
     def free(self, seq: Sequence) -> None:
         self._entered.pop(seq.seq_id, None)
         self._hashes.pop(seq.seq_id, None)

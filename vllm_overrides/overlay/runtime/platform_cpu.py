@@ -1,6 +1,7 @@
 """The CPU side of the platform shim: memory, cores and the few places where stock takes a CUDA device for granted."""
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ def available_memory() -> int:
 
 
 def resident_memory(peak: bool = False) -> int:
-    """Returns the bytes of this process in memory, now or at most so far (since `reset_peak`)."""
+    """Returns the bytes of this process in memory, now or at most so far."""
     name = "VmHWM" if peak else "VmRSS"
     found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
@@ -40,7 +41,32 @@ def resident_memory(peak: bool = False) -> int:
     return int(found.group(1)) * 1024
 
 
-def reset_peak() -> bool:
+class PeakMemory:
+    """Context in which the process' memory is watched; `grown` is then by how many bytes it rose above its start, at most."""
+
+    def __enter__(self) -> "PeakMemory":
+        self._before = self._highest = resident_memory()
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
+        if not _reset_peak():
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._watcher is None:
+            self._highest = resident_memory(peak=True)
+        else:
+            self._over.set()
+            self._watcher.join()
+        self.grown = max(0, self._highest - self._before)
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.001):
+            self._highest = max(self._highest, resident_memory())
+
+
+def _reset_peak() -> bool:
     """Starts `resident_memory(peak=True)` anew. Returns whether the system let us: some containers do not."""
     try:
         Path("/proc/self/clear_refs").write_text("5")

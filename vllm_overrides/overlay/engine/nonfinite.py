@@ -1,0 +1,106 @@
+"""Logits that are not finite fail their request, with an error that says where; they never become a token.
+
+Three places work together. `watch` looks at the model's logits before masks and penalties touch them (logits
+processor). `mark` puts a `FailedOutput` in the place of what was sampled from bad rows, once sampling is over (model
+runner). `take_out` removes the marked requests from the engine (engine); the others of the step are not disturbed.
+
+A row is bad if its largest entry is not finite: that is one reduction, and right for all three cases, because the
+largest of a row is NaN if any entry is, +inf if any is, and -inf only if all are. Single entries of -inf are legal.
+
+The rows' maxima travel to the host while sampling runs, which waits for the device itself before it returns; they have
+arrived by then, so no step waits once more. Steps whose tokens stay on the device (multi-step scheduling) are not
+checked.
+"""
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vllm.logger import init_logger
+from vllm.overlay.engine.step_failure import NonFiniteLogits
+from vllm.overlay.hybrid import StatePool, StateStep
+from vllm.sequence import CompletionSequenceGroupOutput
+
+logger = init_logger(__name__)
+
+
+class FailedOutput(CompletionSequenceGroupOutput):
+    """In the place of a group's output: it has no samples. reason: what the client is told."""
+    reason: str = ""
+
+
+def watch(logits: torch.Tensor, sampling_metadata: Any) -> None:
+    """Notes on the step's SamplingMetadata which rows are finite. logits: [T, V] of any float dtype, as computed."""
+    peaks = logits.amax(dim=-1).to("cpu", non_blocking=True)
+    arrived = None
+    if logits.is_cuda:
+        arrived = torch.cuda.Event()
+        arrived.record()
+    sampling_metadata.logit_peaks = (peaks, arrived)
+
+
+def mark(outputs: Any, sampling_metadata: Any, step: StateStep | None, hf_config: Any) -> None:
+    """Replaces the outputs of groups with bad rows by FailedOutputs.
+
+    outputs: what the step returned on this rank, one SamplerOutput in a list; other ranks than the first sampled
+    nothing and are left alone. step: where the rows' states are, or None. Under tensor parallelism the states that are
+    searched are the first rank's slice; what is wrong elsewhere only shows in its logits.
+    """
+    peaks, arrived = getattr(sampling_metadata, "logit_peaks", (None, None))
+    if peaks is None or sampling_metadata.skip_sampler_cpu_output:
+        return
+    if arrived is not None:
+        arrived.synchronize()
+    bad = set((~torch.isfinite(peaks)).nonzero().flatten().tolist())
+    if not bad:
+        return
+    for index, group in enumerate(sampling_metadata.seq_groups):
+        position = _first_bad_position(group, bad)
+        if position is not None:
+            reason = f"non-finite logits at token position {position}"
+            if step is not None:
+                reason += f" ({_where(step.pool, int(step.live_slots[index]), hf_config)})"
+            outputs[0].outputs[index] = FailedOutput([], None, reason)
+
+
+def _first_bad_position(group: Any, bad: set[int]) -> int | None:
+    """Place in its sequence, from 0, of the first token of a SequenceGroupToSample whose logits are bad."""
+    for offset, row in enumerate(group.prompt_logprob_indices):
+        if row in bad:
+            return group.seq_len - group.query_len + offset
+    for seq_id, row in zip(group.seq_ids, group.sample_indices):
+        if row in bad:
+            return group.seq_len - 1 if group.is_prompt else group.seq_data[seq_id].get_len() - 1
+    return None
+
+
+def _where(pool: StatePool, slot: int, hf_config: Any) -> str:
+    layers = [layer for layer, kind in enumerate(hf_config.layers_block_type) if kind == "linear_attention"]
+    for ordinal, layer in enumerate(layers):
+        if not all(torch.isfinite(tensor[ordinal, slot]).all() for tensor in (pool.recurrent, pool.conv)):
+            return f"first seen in the recurrent state of layer {layer}"
+    return "no non-finite recurrent state"
+
+
+def take_out(engine: Any, outputs: Sequence[Any], scheduled_groups: Sequence[Any]) -> list[NonFiniteLogits]:
+    """Takes requests with a FailedOutput out of the engine, with all their samples, and returns an error for each.
+
+    outputs: of one step, before the engine has processed them; asked a second time about a step it finds nothing to do.
+    What these requests have computed, or read from the prefix cache, is not used again: the fault may have come from
+    there.
+    """
+    failed: dict[str, NonFiniteLogits] = {}
+    aborted = []
+    for output, scheduled in zip(outputs[0].outputs if outputs else (), scheduled_groups):
+        group = scheduled.seq_group
+        if isinstance(output, FailedOutput) and not group.is_finished():
+            request_id = engine.fanouts.parent_id(group.request_id)
+            failed.setdefault(request_id, NonFiniteLogits(output.reason, [request_id]))
+            aborted.append(group.request_id)
+            for scheduler in engine.scheduler:
+                scheduler.distrust(group)
+    if failed:
+        engine.abort_request([*aborted, *failed])
+    for request_id, failure in failed.items():
+        logger.error("Request %s failed: %s", request_id, failure)
+    return list(failed.values())
