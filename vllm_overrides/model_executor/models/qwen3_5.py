@@ -410,11 +410,10 @@ class Qwen3_5ForCausalLM(nn.Module):
 
     def get_state_spec(self) -> StateSpec:
         """What the state pool must hold per slot on this rank."""
-        mixers = [layer.linear_attn for layer in self.model.layers if not layer.is_attention]
         text, tp = self.text_config, get_tensor_model_parallel_world_size()
         keys = text.linear_num_key_heads * text.linear_key_head_dim
         values = text.linear_num_value_heads * text.linear_value_head_dim
-        return StateSpec(num_layers=len(mixers),
+        return StateSpec(num_layers=text.layer_types.count(LINEAR_ATTENTION),
                          conv_shape=((2 * keys + values) // tp, text.linear_conv_kernel_dim - 1),
                          conv_dtype=self.model.norm.weight.dtype,
                          recurrent_shape=(text.linear_num_value_heads // tp, text.linear_key_head_dim,
