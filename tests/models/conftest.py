@@ -66,6 +66,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flatter(name: str, _first: int, block: np.ndarray) -> None:
-    """Logits of deviation 1/2: rounding, which grows with them, then stays well below the law's 1e-5."""
+    """Logits of deviation 1/4: rounding, which grows with them, then stays at half the law's 1e-5 and below."""
     if name == "lm_head.weight":
-        block /= 4
+        block /= 8
