@@ -84,7 +84,8 @@ CORE: tuple[Overlay, ...] = (
         id="engine-substance",
         kind="addition",
         target="overlay/engine/",
-        reason="What the engine does around a step: several samples of one prompt, seeds that survive preemption, a failed step.",
+        reason="What the engine does around a step: several samples of one prompt, seeds that survive preemption, a failed step, "
+               "logits that are not finite.",
         upstream="Not for upstream: vLLM V1 does the same in its own engine.",
         remove_when="no engine or runner extension is left",
         requires=("overlay-package",),
@@ -118,7 +119,8 @@ CORE: tuple[Overlay, ...] = (
         symbols=("PrefixCachingBlockAllocator", "PrefixCachingBlockAllocator.promote_to_immutable_block",
                  "PrefixCachingBlockAllocator.mark_blocks_as_computed", "PrefixCachingBlockAllocator._free_block_id",
                  "PrefixCachingBlockAllocator._decr_refcount_cached_block", "PrefixCachingBlockAllocator._decr_refcount_hashless_block",
-                 "PrefixCachingBlockAllocator.allocate_immutable_block", "PrefixCachingBlock", "PrefixCachingBlock.hash_block_tokens"),
+                 "PrefixCachingBlockAllocator.allocate_immutable_block", "PrefixCachingBlockAllocator._allocate_block_id",
+                 "PrefixCachingBlock", "PrefixCachingBlock.hash_block_tokens"),
         reason="Stock enters blocks into the prefix cache before they are computed; an abort or a preemption in the middle of a prompt "
                "leaves garbage there that later requests attend to.",
         upstream="Not for upstream: vLLM V1 replaced the allocator.",
@@ -205,7 +207,9 @@ CORE: tuple[Overlay, ...] = (
         kind="extension",
         target="engine/llm_engine.py",
         symbols=("LLMEngine", "LLMEngine.__init__", "LLMEngine._add_processed_request", "LLMEngine._create_sequence_group_with_sampling",
-                 "LLMEngine.abort_request", "LLMEngine._process_model_outputs", "LLMEngine.step", "SchedulerContext"),
+                 "LLMEngine.abort_request", "LLMEngine._process_model_outputs", "LLMEngine._advance_to_next_step",
+                 "LLMEngine.has_unfinished_requests", "LLMEngine.step", "SchedulerContext",
+                 "sequence.py:CompletionSequenceGroupOutput"),
         reason="n > max_num_seqs waits forever in stock and n > 1 cannot be preempted; an exception in a step ends stock's engine; the "
                "number of state slots must be known to scheduler and workers before either starts.",
         upstream="Not for upstream: vLLM V1 serves n as separate requests.",
@@ -275,13 +279,13 @@ CORE: tuple[Overlay, ...] = (
         id="steps-without-a-token",
         kind="extension",
         target="model_executor/layers/logits_processor.py",
-        symbols=("LogitsProcessor", "LogitsProcessor.forward"),
+        symbols=("LogitsProcessor", "LogitsProcessor.forward", "_apply_logits_processors"),
         reason="In a step that only computes pieces of prompts no rank wants logits; the vendor's copy then fails on every rank but the "
-               "first.",
-        upstream="Not for upstream: the fault is the vendor's.",
-        remove_when="the vendor's LogitsProcessor returns None on other ranks in such a step",
-        requires=("overlay-package",),
-        test="tests/worker/test_two_ranks.py",
+               "first. And logits are watched here: stock draws a token from a row of NaN and streams it.",
+        upstream="Not for upstream: the first fault is the vendor's; vLLM V1 only counts NaN in logits.",
+        remove_when="the vendor's LogitsProcessor returns None on other ranks in such a step, and the pin fails a request of such logits",
+        requires=("engine-substance", "rebind-one-stock-name-once"),
+        test="tests/worker/test_nonfinite.py",
     ),
 )
 
@@ -517,6 +521,16 @@ SERVING: tuple[Overlay, ...] = (
         remove_when="openai-api-for-agents is removed",
         requires=("openai-api-for-agents", "options-of-our-server"),
         test="tests/entrypoints/test_server.py",
+    ),
+    Overlay(
+        id="bias-for-added-tokens",
+        kind="extension",
+        target="entrypoints/openai/logits_processors.py",
+        symbols=("get_logits_processors",),
+        reason="Stock refuses logit_bias and allowed_token_ids for added tokens such as </think>: it counts the vocabulary without them.",
+        upstream="vLLM's current engine checks against the model's vocabulary; there is nothing to backport by itself.",
+        remove_when="stock's get_logits_processors no longer asks for tokenizer.vocab_size",
+        test="tests/entrypoints/test_logits_processors.py",
     ),
     Overlay(
         id="options-of-our-server",
