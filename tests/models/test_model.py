@@ -9,7 +9,7 @@ from tests.models.shapes import prompt
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.models import qwen3_5
-from vllm.overlay.hybrid import get_state_step
+from vllm.overlay.engine.step_failure import NonFiniteLogits
 from vllm.transformers_utils.configs.qwen3_5 import Qwen3_5TextConfig
 
 
@@ -112,29 +112,25 @@ def test_dummy_weights(hybrid):
     assert len(outputs[0].outputs[0].token_ids) == 3
 
 
-def test_a_value_that_is_not_finite_stays_in_sight_and_in_its_row(engine, monkeypatch):
-    """One sequence's state is spoilt: its logits say so, everybody else's tokens are as before, and so are those of the
-    next owner of its slot and blocks."""
+@pytest.mark.parametrize(("ordinal", "layer"), [(0, 0), (2, 2)])
+def test_a_value_that_is_not_finite_stays_in_sight_and_in_its_row(engine, ordinal, layer):
+    """One sequence's state is spoilt: its request fails and names the layer, everybody else's tokens are as before, and
+    so are those of the next owner of its slot and blocks."""
     prompts = [prompt(length) for length in (20, 33, 47)]
     alone = run(engine, prompts, greedy(8), together=False)
-    runner = engine.model_executor.driver_worker.model_runner
-    compute, rows, slots = runner.model.compute_logits, [], []
-
-    def watched(hidden, metadata):
-        logits = compute(hidden, metadata)
-        slots[:] = get_state_step().live_slots.tolist()
-        rows.append(torch.isnan(logits).any(-1).tolist())
-        # What the server does about such a row is the engine's business.
-        return torch.nan_to_num(logits)
-
-    monkeypatch.setattr(runner.model, "compute_logits", watched)
     for index, tokens in enumerate(prompts):
         add(engine, f"n{index}", tokens, greedy(8))
     engine.step()
-    runner.state_pool.recurrent[0, slots[1]] = float("nan")
+    scheduler = engine.scheduler[0]
+    spoilt, = (group for group in scheduler.running if group.request_id == "n1")
+    slot = scheduler.slots._slots[spoilt.seqs[0].seq_id]
+    engine.model_executor.driver_worker.model_runner.state_pool.recurrent[ordinal, slot] = float("nan")
+    assert {output.request_id for output in engine.step()} == {"n0", "n2"}
+    with pytest.raises(NonFiniteLogits) as caught:
+        engine.step()
+    assert caught.value.request_ids == ["n1"]
+    assert str(caught.value) == (f"non-finite logits at token position 33 (first seen in the recurrent state of layer "
+                                 f"{layer})")
     found = drain(engine)
     assert_same([found["n0"], found["n2"]], [alone[0], alone[2]])
-    assert [row for row in rows[1:] if row] == [[False, True, False]] * 7
-    rows.clear()
     assert_same(run(engine, prompts, greedy(8)), alone)
-    assert not any(any(row) for row in rows)
