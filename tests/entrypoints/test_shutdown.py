@@ -29,9 +29,9 @@ class Running:
         self.task = asyncio.ensure_future(
             server._listen(args, sock, self.engine, Service(engine, tokenizer(), settings()), {}))
 
-    async def request(self, **body) -> httpx.Response:
+    async def request(self, attempts: int = 200, **body) -> httpx.Response:
         async with httpx.AsyncClient(timeout=20) as http:
-            for _ in range(100):
+            for _ in range(attempts):
                 try:
                     return await http.post(f"http://127.0.0.1:{self.port}/v1/chat/completions",
                                            json={"model": "llm", "messages": USER, "thinking": False, **body})
@@ -54,7 +54,7 @@ async def test_what_is_under_way_is_finished(number):
     await asyncio.wait_for(running.task, 5)
     assert not engine.aborted
     with pytest.raises(AssertionError, match="does not listen"):
-        await running.request()
+        await running.request(attempts=1)
 
 
 @pytest.mark.parametrize("how", ["time", "second signal"])
@@ -84,6 +84,18 @@ async def test_the_engine_is_gone():
     assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
     with pytest.raises(StartError, match="the engine is gone: the machine ran out of memory"):
         await asyncio.wait_for(running.task, 10)
+
+
+async def test_the_engine_is_gone_and_nobody_is_told():
+    """A request that hears nothing does not hold the server up."""
+    engine = FakeEngine(delay=60)
+    running = Running(engine)
+    request = asyncio.ensure_future(running.request())
+    await asyncio.wait_for(engine.running.wait(), 10)
+    running.engine.failed.set_result("it was killed")
+    with pytest.raises(StartError, match="it was killed"):
+        await asyncio.wait_for(running.task, server._FAREWELL_S + 3)
+    await asyncio.gather(request, return_exceptions=True)
 
 
 async def test_a_failed_start_is_one_line_and_exit_code_1(monkeypatch, capsys):

@@ -35,8 +35,6 @@ async def outputs(engine: Any, prompts: Sequence[Sequence[int]], params: Sequenc
         except Exception as error:
             refused = isinstance(error, ValueError) and not begun
             queue.put_nowait((position, RequestError(str(error)) if refused else error))
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
 
     tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
     try:

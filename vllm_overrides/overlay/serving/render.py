@@ -97,7 +97,8 @@ class Renderer:
         return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
     def _encode(self, text: str, options: Options) -> list[int]:
-        ids = self._tokenizer(text, add_special_tokens=options.add_special_tokens).input_ids
+        ids = self._tokenizer(text, add_special_tokens=options.add_special_tokens, return_attention_mask=False,
+                              return_token_type_ids=False).input_ids
         return ids[-options.truncate_prompt_tokens:] if options.truncate_prompt_tokens else ids
 
 

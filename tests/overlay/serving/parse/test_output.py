@@ -134,6 +134,9 @@ CASES = {
     "value is not closed before the next": (OPEN + "</tool_call>\n"
                                             + call("now"), {},
                                             {"calls": [("get_weather", '{"city": "Paris"}'), ("now", "{}")]}),
+    "a closing tag and many blanks are no end": (
+        OPEN + "</parameter>" + " " * 70 + "\n</parameter>\n</function>\n</tool_call>", {},
+        {"calls": [("get_weather", json.dumps({"city": "Paris\n</parameter>" + " " * 70}))]}),
     "stray text between parameters": (OPEN.replace("<parameter", "hm <b> <parameter")
                                       + "</parameter>\n</function>\n</tool_call>", {},
                                       {"calls": [("get_weather", '{"city": "Paris"}')]}),
@@ -217,11 +220,12 @@ def test_truncated_anywhere(case):
         single = feed(parser(True, **options), tokens(text[:end], set(range(end))), truncated=True)
         assert shown(whole) == shown(single), f"cut at {end}: {text[:end]!r}"
         got = shown(whole)
-        if wanted["calls"] and not any(marker in wanted["content"] + str(wanted["calls"]) for marker in MARKERS):
+        # A value that holds the format's own tags may look complete where it is cut.
+        if wanted["calls"] and "<" not in wanted["content"] + str(wanted["calls"]):
             for name, arguments in got["calls"]:
-                assert any(name == whole_name and whole_arguments.startswith(arguments)
-                           for whole_name,
-                           whole_arguments in wanted["calls"]), f"{name}({arguments}) of {wanted['calls']}"
+                begun = [whole_name for whole_name, whole_arguments in wanted["calls"]
+                         if whole_name == name and whole_arguments.startswith(arguments)]
+                assert begun, f"{name}({arguments}) is no beginning of one of {wanted['calls']}"
             assert wanted["content"].startswith(got["content"].rstrip()), f"cut at {end}: {got}"
 
 
