@@ -190,7 +190,7 @@ def test_a_token_that_fits_into_the_last_block_needs_no_free_one(kind, expected,
 
 
 def test_a_large_cache_is_made_at_once():
-    """A context of 262,144 tokens, four times; stock takes seconds for its objects. Then more objects than exist are needed."""
+    """A context of 262,144 tokens, four times; stock takes seconds for its objects. Then more are needed than exist."""
     import time
     start = time.perf_counter()
     blocks = manager(65_536)

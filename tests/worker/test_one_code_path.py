@@ -158,6 +158,35 @@ def test_penalties_beside_prompt_logprobs_and_pieces(qwen2):
     assert len(a) == len(b) == len(PROMPTS[5])
 
 
+def test_prompt_logprobs_in_pieces_and_over_preemption(qwen2):
+    """Stock fails when it recomputes a request that wants prompt logprobs, or returns them twice."""
+    import random
+    random.seed(1)
+    params = greedy(6, prompt_logprobs=0)
+    expected = run(make_engine(qwen2, max_num_batched_tokens=1024), PROMPTS[4:], params, together=False)
+    engine = make_engine(qwen2, max_num_batched_tokens=40)
+    scheduler = engine.scheduler[0]
+    for preemptions in (0, 12):
+        scheduler.enable_artificial_preemption, scheduler.artificial_preempt_cnt = True, preemptions
+        outputs = run(engine, PROMPTS[4:], params)
+        assert_same(outputs, expected)
+        for tokens, one, other in zip(PROMPTS[4:], outputs, expected, strict=True):
+            assert len(one.prompt_logprobs) == len(other.prompt_logprobs) == len(tokens)
+            for place in range(1, len(tokens)):
+                mine, right = (each.prompt_logprobs[place][tokens[place]].logprob for each in (one, other))
+                assert abs(mine - right) < 1e-5, f"prompt of {len(tokens)}, token {place}: {mine}, expected {right}"
+    assert scheduler.num_cumulative_preemption > 5
+
+
+def test_several_pieces_in_a_step_without_a_token(qwen2, plain, monkeypatch):
+    """Pieces cut short of the budget, so that a step holds several that all go on; stock returns one output for them."""
+    engine = make_engine(qwen2)
+    scheduler = engine.scheduler[0]
+    uncut = scheduler._get_num_new_tokens
+    monkeypatch.setattr(scheduler, "_get_num_new_tokens", lambda *arguments: min(uncut(*arguments), 30))
+    assert_same(run(engine, PROMPTS, greedy(TOKENS)), plain)
+
+
 def test_a_budget_that_block_size_does_not_divide(qwen2, plain):
     """Stock raises in the engine's loop for it, once prefix caching is on."""
     engine = make_engine(qwen2, max_num_batched_tokens=50, enable_prefix_caching=True)

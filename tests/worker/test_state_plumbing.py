@@ -44,6 +44,11 @@ def test_batches_in_few_slots(toy, plain, seqs):
     assert runner_of(engine).state_pool.num_slots == seqs and engine.scheduler[0].slots.num_free == seqs
 
 
+def test_whole_prompts(toy, plain):
+    engine = make_engine(toy, enable_chunked_prefill=False, max_num_batched_tokens=1024, max_num_seqs=3)
+    assert_same(run(engine, PROMPTS, greedy(TOKENS)), plain)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_preempted(toy, plain, seed):
     import random
@@ -165,6 +170,8 @@ def test_disagreement_is_an_error(toy, qwen2):
     cache = engine.cache_config
     with pytest.raises(RuntimeError, match="has no recurrent state, but the scheduler planned 8"):
         allocate_pool(torch.nn.Linear(1, 1), cache, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"^too little memory: 8 slots of recurrent state take .* lower --max-num-seqs$"):
+        allocate_pool(runner_of(engine).model, cache, torch.device("cpu"), free=100)
     cache.num_state_slots = 0
     with pytest.raises(RuntimeError, match="has recurrent state, but the scheduler planned 0"):
         allocate_pool(runner_of(engine).model, cache, torch.device("cpu"))

@@ -33,6 +33,9 @@ class Scheduler(_stock.Scheduler):
         self.step_succeeded()
         self._preempted = False
         metadata, outputs, allow_async = super().schedule()
+        for group in metadata:
+            if group.is_prompt:
+                _forget_known_prompt_logprobs(group)
         if self.slots is not None:
             for group in metadata:
                 (seq_id, ) = group.seq_data
@@ -115,9 +118,11 @@ class Scheduler(_stock.Scheduler):
             self.prefix_queries += seq.get_len()
             self.prefix_hits += cached
 
-    def _preempt(self, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
+    def _preempt(self, seq_group: SequenceGroup, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
         self._preempted = True
-        return super()._preempt(*args, **kwargs)
+        if not any(seq.get_output_len() for seq in seq_group.get_seqs()):
+            seq_group.prompt_logprobs = None    # Part of them; all will come again.
+        return super()._preempt(seq_group, *args, **kwargs)
 
     def _schedule_prefills(self, budget: _stock.SchedulingBudget, curr_loras: set[int] | None,
                            enable_chunking: bool = False) -> _stock.SchedulerPrefillOutputs:
@@ -126,6 +131,18 @@ class Scheduler(_stock.Scheduler):
         if self._preempted and enable_chunking:
             return _stock.SchedulerPrefillOutputs.create_empty()
         return super()._schedule_prefills(budget, curr_loras, enable_chunking)
+
+
+def _forget_known_prompt_logprobs(group: SequenceGroupMetadata) -> None:
+    """Keeps a recomputation from asking for prompt logprobs that are known, which an output beside the prompt shows.
+
+    Stock asks for them over prompt and output, finds prompt tokens for a part of the rows only, and fails.
+    """
+    params = group.sampling_params
+    if (params is not None and params.prompt_logprobs is not None
+            and any(data.get_output_len() for data in group.seq_data.values())):
+        group.sampling_params = params.clone()
+        group.sampling_params.prompt_logprobs = None
 
 
 def __getattr__(name: str) -> Any:

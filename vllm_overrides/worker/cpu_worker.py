@@ -37,6 +37,9 @@ class CPUWorker(Worker):
                                           self.parallel_config.pipeline_parallel_size)
         set_random_seed(self.model_config.seed)
 
+    def _free_for_state(self) -> int | None:
+        return platform_cpu.available_memory() // self.parallel_config.world_size
+
     @torch.inference_mode()
     def determine_num_available_blocks(self) -> tuple[int, int]:
         """Measures what a step needs and gives the KV cache what remains of memory, within `kv_cache_blocks`' limits.

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 
 from vllm.model_executor.layers.sampler import SamplerOutput
+from vllm.model_executor.sampling_metadata import SamplingMetadata
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.seeded import generators_in_use, put_back
 from vllm.overlay.hybrid import StatePool, StateStep, StepOrders, set_state_step
 from vllm.overlay.rebind import rebind
 from vllm.overlay.runtime.platform_cpu import memory_profiler
-from vllm.sequence import IntermediateTensors, SequenceGroupMetadata
+from vllm.sequence import CompletionSequenceGroupOutput, IntermediateTensors, SequenceGroupMetadata
 from vllm.worker import model_runner_stock as _stock
 
 rebind(_stock, "DeviceMemoryProfiler", memory_profiler(_stock.DeviceMemoryProfiler))
@@ -80,8 +81,18 @@ class ModelRunner(_stock.ModelRunner):
             step = StateStep.begin(self.state_pool, model_input.state_orders)
         with set_state_step(step):
             outputs = _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
+        _one_output_per_group(outputs, model_input.sampling_metadata)
         nonfinite.mark(outputs, model_input.sampling_metadata, step, self.model_config.hf_config)
         return outputs
+
+
+def _one_output_per_group(outputs: Any, sampling_metadata: SamplingMetadata | None) -> None:
+    """Completes the output of a step in which no group wanted a token: stock returns one entry, however many groups."""
+    if (isinstance(outputs, list) and sampling_metadata is not None and sampling_metadata.seq_groups is not None
+            and not sampling_metadata.skip_sampler_cpu_output):
+        for output in outputs:
+            missing = len(sampling_metadata.seq_groups) - len(output.outputs)
+            output.outputs.extend(CompletionSequenceGroupOutput([], None) for _ in range(missing))
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,12 @@ class Worker(_stock.Worker):
 
     def load_model(self) -> None:
         super().load_model()
-        self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device)
+        self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device,
+                                                     self._free_for_state())
+
+    def _free_for_state(self) -> int | None:
+        """Bytes that the state pool may take; None: the device will say."""
+        return None
 
 
 def __getattr__(name: str) -> Any:

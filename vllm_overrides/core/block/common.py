@@ -1,4 +1,4 @@
-"""Block objects made as they are needed: stock makes four for every block of the cache at start (3 s for 64 K blocks)."""
+"""Block objects made as they are needed: stock makes four per block of the cache at start (3 s for 64 K blocks)."""
 from typing import Any
 
 from vllm.core.block import common_stock as _stock

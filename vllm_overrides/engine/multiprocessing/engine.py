@@ -34,7 +34,7 @@ def run_mp_engine(engine_args: AsyncEngineArgs, usage_context: UsageContext, ipc
     try:
         _stock.run_mp_engine(engine_args, usage_context, ipc_path)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        _stock.logger.error("The engine cannot start: %s", error)
+        _stock.logger.error("The engine cannot start: %s", " ".join(str(error).split()))
         _stock.logger.debug("Where:", exc_info=error)
         sys.exit(1)
 

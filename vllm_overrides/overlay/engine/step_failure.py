@@ -30,7 +30,7 @@ def can_go_on(engine: Any, virtual_engine: int) -> bool:
     leaves behind when it raises itself is unknown.
     """
     return (engine.parallel_config.world_size == 1 and not engine.scheduler_config.is_multi_step
-            and engine.speculative_config is None
+            and engine.speculative_config is None and not engine.model_config.use_async_output_proc
             and engine.scheduler_contexts[virtual_engine].scheduler_outputs is not None)
 
 

@@ -9,7 +9,7 @@ from vllm.overlay.hybrid.state_pool import StatePool
 
 logger = init_logger(__name__)
 
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 def is_hybrid(hf_config: Any) -> bool:
@@ -44,11 +44,15 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
         cache_config.enable_prefix_caching = False
 
 
-def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device) -> StatePool | None:
+def allocate_pool(model: nn.Module,
+                  cache_config: Any,
+                  device: torch.device,
+                  free: int | None = None) -> StatePool | None:
     """Returns the pool of a model that asks for one by `get_state_spec()`, else None. Says in one line how much memory
-    it takes.
+    it takes. free: bytes that it may take; None = the device will say.
 
     Raises:
+        ValueError: the pool takes more than `free`.
         RuntimeError: scheduler and model disagree about whether there is recurrent state.
     """
     get_spec = getattr(model, "get_state_spec", None)
@@ -58,6 +62,10 @@ def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device) -> 
                            f"but the scheduler planned {slots} slots for it")
     if get_spec is None:
         return None
+    needed = slots * get_spec().slot_bytes
+    if free is not None and needed > free:
+        raise ValueError(f"too little memory: {slots} slots of recurrent state take {needed / _GIB:.2f} GiB, "
+                         f"{free / _GIB:.2f} GiB are free for them: lower --max-num-seqs")
     pool = StatePool(get_spec(), slots, device)
     logger.info("Recurrent state: %d slots of %.2f MiB, %.1f MiB in all.", slots, pool.spec.slot_bytes / _MIB,
                 pool.nbytes / _MIB)

@@ -42,7 +42,8 @@ def resident_memory(peak: bool = False) -> int:
 
 
 class PeakMemory:
-    """Context in which the process' memory is watched; `grown` is then by how many bytes it rose above its start, at most."""
+    """Context in which the process' memory is watched; `grown` is then by how many bytes it rose at most above its
+    start."""
 
     def __enter__(self) -> "PeakMemory":
         self._before = self._highest = resident_memory()
