@@ -179,12 +179,12 @@ def test_prompt_logprobs_in_pieces_and_over_preemption(qwen2):
 
 
 def test_several_pieces_in_a_step_without_a_token(qwen2, plain, monkeypatch):
-    """Pieces cut short of the budget, so that a step holds several that all go on; stock returns one output for them."""
+    """Pieces cut short of the budget: a step holds several that all go on. Stock returns one output for all of them."""
     engine = make_engine(qwen2)
     scheduler = engine.scheduler[0]
     uncut = scheduler._get_num_new_tokens
     monkeypatch.setattr(scheduler, "_get_num_new_tokens", lambda *arguments: min(uncut(*arguments), 30))
-    assert_same(run(engine, PROMPTS, greedy(TOKENS)), plain)
+    assert_same(run(engine, PROMPTS[-3:], greedy(TOKENS)), plain[-3:])
 
 
 def test_a_budget_that_block_size_does_not_divide(qwen2, plain):
