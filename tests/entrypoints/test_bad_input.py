@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests.helpers.fake_engine import USER, FakeEngine, client, post, stream
+from vllm.overlay.engine.step_failure import NonFiniteLogits
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -124,6 +125,18 @@ def test_the_engine_fails(error):
     assert chunks[-1]["error"]["code"] == "internal_error", chunks
     assert chunks[-1]["error"]["message"].split("request ")[1].startswith(chunks[0]["id"])
     assert len(engine.aborted) == 2
+
+
+def test_values_that_are_not_finite():
+    """The one failure of the inside that a client hears of: what it got so far is right, and the model is at fault."""
+    reason = "non-finite logits at token position 12 (first seen in the recurrent state of layer 4)"
+    http = client(FakeEngine("abc", error=NonFiniteLogits(reason, ["x"]), error_after=1))
+    response = http.post(CHAT, json={"model": "llm", "messages": USER})
+    assert response.status_code == 500 and response.json()["error"]["type"] == "server_error", response.text
+    assert response.json()["error"]["message"].endswith(f": {reason}."), response.text
+    for path in (CHAT, "/v1/completions"):
+        chunks = stream(http, path)
+        assert chunks[-1]["error"]["message"].endswith(f": {reason}."), chunks
 
 
 def test_api_keys():

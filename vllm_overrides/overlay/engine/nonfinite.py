@@ -68,7 +68,7 @@ def _first_bad_position(group: Any, bad: set[int]) -> int | None:
     for offset, row in enumerate(group.prompt_logprob_indices):
         if row in bad:
             return group.seq_len - group.query_len + offset
-    for seq_id, row in zip(group.seq_ids, group.sample_indices):
+    for seq_id, row in zip(group.seq_ids, group.sample_indices, strict=False):     # Or none is sampled.
         if row in bad:
             return group.seq_len - 1 if group.is_prompt else group.seq_data[seq_id].get_len() - 1
     return None
@@ -91,7 +91,7 @@ def take_out(engine: Any, outputs: Sequence[Any], scheduled_groups: Sequence[Any
     """
     failed: dict[str, NonFiniteLogits] = {}
     aborted = []
-    for output, scheduled in zip(outputs[0].outputs if outputs else (), scheduled_groups):
+    for output, scheduled in zip(outputs[0].outputs if outputs else (), scheduled_groups, strict=False):
         group = scheduled.seq_group
         if isinstance(output, FailedOutput) and not group.is_finished():
             request_id = engine.fanouts.parent_id(group.request_id)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.overlay.engine.step_failure import NonFiniteLogits
 from vllm.overlay.serving import respond
 from vllm.overlay.serving.choice import Choice, Step
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError
@@ -107,6 +108,7 @@ def failure(error: Exception, request_id: str) -> RequestError:
     if isinstance(error, RequestError):
         return error
     logger.error("request %s failed", request_id, exc_info=error)
-    return RequestError(f"The server failed on request {request_id}: {type(error).__name__}.", status=500,
+    what = str(error) if isinstance(error, NonFiniteLogits) else type(error).__name__
+    return RequestError(f"The server failed on request {request_id}: {what}.", status=500,
                         kind=SERVER_ERROR,
                         code="internal_error")
