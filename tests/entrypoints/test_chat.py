@@ -156,6 +156,8 @@ def test_cached_tokens_only_where_the_engine_reports_them():
      {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True}),
     ({"seed": 42, "logit_bias": {"5": -100}, "min_p": 0.1}, {}, {"seed": 42, "logit_bias": {5: -100.0}, "min_p": 0.1}),
     ({"stop": ["x"]}, {}, {"stop": [], "detokenize": False}),
+    ({"tools": TOOLS, "tool_choice": "none"}, {}, {"logit_bias": {ids("<tool_call>")[0]: -100.0}}),
+    ({"tools": TOOLS}, {}, {"logit_bias": None}), ({"tool_choice": "none"}, {}, {"logit_bias": None}),
 ])
 def test_what_the_engine_is_asked(request_fields, defaults, expected):
     engine = FakeEngine()

@@ -61,6 +61,20 @@ async def test_an_engine_that_is_killed_while_it_works(config, monkeypatch):
         assert time.monotonic() - start < 2
 
 
+async def test_an_engine_that_lives_but_is_given_up():
+    """A loop that hangs, as the client's heartbeat finds: the server must not go on with it, nor requests wait."""
+    waiting: asyncio.Queue = asyncio.Queue()
+    client = SimpleNamespace(errored=False, dead_error=TimeoutError("no heartbeat"), output_queues={"r": waiting})
+    engine = engine_client.Engine(client)
+    watching = asyncio.ensure_future(engine_client._watch(engine))
+    await asyncio.sleep(0.05)
+    assert not engine.failed.done()
+    client.errored = True
+    await asyncio.wait_for(watching, 5)
+    assert engine.failed.result() == "no heartbeat"
+    assert str(waiting.get_nowait()) == "the engine is gone: no heartbeat"
+
+
 async def test_nothing_is_left_behind(config, monkeypatch):
     monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)

@@ -100,9 +100,12 @@ async def test_forced_calls_are_begun_in_the_prompt(thinking, choice, end):
     assert (prompt.opened_call is not None, prompt.in_thought) == (choice != "auto", choice == "auto")
 
 
-async def test_tools_are_hidden_where_none_may_be_called():
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": "none"}
-    assert "edit" not in (await Renderer(tokenizer(), None).chat(normalise_chat(body))).text
+async def test_the_prompt_does_not_depend_on_whether_tools_may_be_called():
+    """An agent that forbids calls for one turn keeps its cached prefix."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
+    prompts = [await Renderer(tokenizer(), None).chat(normalise_chat({**body, "tool_choice": choice}))
+               for choice in ("none", "auto")]
+    assert prompts[0] == prompts[1]
 
 
 async def test_long_prompts_are_cut_from_the_left():

@@ -18,6 +18,9 @@ from vllm.overlay.serving.render import Prompt
 from vllm.overlay.serving.sampling import check_sampling, sampling_params
 from vllm.overlay.serving.service import Service
 
+# The lowest bias that the engine takes: no logits are that far apart.
+_BAN = -100.0
+
 
 class ChatAnswer(Answer):
     """One chat request under way: read it as ``whole()`` or as ``stream()``, once."""
@@ -124,6 +127,8 @@ async def chat_answer(service: Service, body: Any, trace_headers: Mapping[str, s
     prompt = await service.renderer.chat(request)
     budget = policy.token_budget(len(prompt.token_ids), options.max_tokens, service.settings.max_model_len)
     params = sampling_params(options, service.settings.sampling_defaults, budget)
+    for token in service.banned_tokens(request):
+        params.logit_bias = {**(params.logit_bias or {}), token: _BAN}
     stops, stop_tokens = service.stop_tokens(options.stop)
     params.stop_token_ids += stop_tokens
     return ChatAnswer(service, request, prompt, params, stops, trace_headers)

@@ -23,7 +23,7 @@ logger = init_logger(__name__)
 
 # Longest wait for an engine process that was told to end, in seconds.
 _END_PATIENCE = 10.0
-# How often an engine in this process is looked at, in seconds.
+# How often the client is asked whether it has given the engine up, in seconds.
 _LOOK_S = 0.5
 
 
@@ -90,13 +90,7 @@ async def in_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engi
         logger.exception("the engine could not start")
         raise StartError(one_line(error)) from error
     engine = Engine(client)
-
-    async def watch() -> None:
-        while not client.errored:
-            await asyncio.sleep(_LOOK_S)
-        engine.failed.set_result("its loop has ended; the output above has the details")
-
-    watching = asyncio.ensure_future(watch())
+    watching = asyncio.ensure_future(_watch(engine))
     try:
         yield engine
     finally:
@@ -124,7 +118,7 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
     report.close()
     logger.info("engine process %d", process.pid)
     ended = asyncio.ensure_future(_wait(process))
-    client = None
+    client = watching = None
     try:
         client = MQLLMEngineClient(ipc_path, engine_config)
         await _connect(client, ended)
@@ -137,10 +131,13 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
                 _fail(engine, _reason(reports, process))
 
         ended.add_done_callback(tell)
+        watching = asyncio.ensure_future(_watch(engine))
         yield engine
     finally:
         # Its end is wanted from here on, and nobody asks for the reason.
         ended.cancel()
+        if watching is not None:
+            watching.cancel()
         process.terminate()
         if client is not None:
             client.close()
@@ -162,8 +159,16 @@ def _fail(engine: Engine, reason: str) -> None:
     minute."""
     if not engine.failed.done():
         engine.failed.set_result(reason)
-    for queue in tuple(engine.client.output_queues.values()):
+    # Requests of an engine in this process hear of it by themselves.
+    for queue in tuple(getattr(engine.client, "output_queues", {}).values()):
         queue.put_nowait(RuntimeError(f"the engine is gone: {reason}"))
+
+
+async def _watch(engine: Engine) -> None:
+    """Looks whether the client has given the engine up, which no process's end need show."""
+    while not engine.client.errored:
+        await asyncio.sleep(_LOOK_S)
+    _fail(engine, one_line(engine.client.dead_error))
 
 
 async def _wait(process: Any) -> None:

@@ -64,11 +64,11 @@ class Renderer:
         if request.thinking is not None or forced:
             # Without a grammar a call can be forced only by beginning it in the prompt, where a thought has no place.
             kwargs["enable_thinking"] = bool(request.thinking) and not forced
-        tools = list(request.tools.definitions) if request.tool_choice.mode != "none" else None
         try:
             text = self._tokenizer.apply_chat_template(
                 request.messages,
-                tools=tools or None,
+                # Also where none may be called: another beginning of the prompt would lose every cached prefix.
+                tools=list(request.tools.definitions) or None,
                 chat_template=request.chat_template or self._chat_template,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,

@@ -12,7 +12,7 @@ from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.logprobs import TokenText
 from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
-from vllm.overlay.serving.parse.markers import MarkerSplitter, marker_ids
+from vllm.overlay.serving.parse.markers import CALL, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
 from vllm.overlay.serving.render import Prompt, Renderer
 
@@ -69,6 +69,12 @@ class Service:
             return
         raise RequestError("Tool calls need the server's options --enable-auto-tool-choice and --tool-call-parser.",
                            param="tool_choice", code="unsupported_parameter")
+
+    def banned_tokens(self, request: ChatRequest) -> list[int]:
+        """What the answer must not hold: the beginning of a call, where there are tools and none may be called."""
+        if request.tools.definitions and request.tool_choice.mode == "none":
+            return [token for token, marker in self._marker_ids.items() if marker == CALL]
+        return []
 
     def stop_tokens(self, stops: Sequence[str]) -> tuple[list[str], list[int]]:
         """(stop strings, stop token ids): stops that are control tokens, which the parser takes out of the text."""
