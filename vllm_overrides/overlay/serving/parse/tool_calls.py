@@ -12,7 +12,7 @@ A value is everything between its tags, less one newline at each end, and may it
 only where the format goes on behind it. What is not of the format:
 
 * a block that does not begin with a function is no call: it is content, unchanged;
-* text between parameters is left out;
+* text before a parameter is left out; behind a closing tag it makes that tag a part of the value;
 * missing closing tags before the end of the block or of the answer are taken as written;
 * several functions in one block are several calls; text behind the last one ends the block;
 * an answer cut by its token limit leaves the arguments as far as they came, so not valid JSON.
