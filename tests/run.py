@@ -9,6 +9,7 @@ import concurrent.futures
 import datetime
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -119,8 +120,12 @@ def keep(results: list[Result], totals: dict[str, int]) -> None:
     path = ROOT / "remote_results" / f"{now:%Y%m%d-%H%M%S}_test-long.json"
     path.parent.mkdir(exist_ok=True)
     suites = [{"name": result.name, "seconds": round(result.seconds, 1), **result.counts} for result in results]
-    record = {"kind": "test-long", "utc": now.isoformat(timespec="seconds"), "commit": commit, "totals": totals,
-              "suites": suites}
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    record = {"kind": "test-long", "utc": now.isoformat(timespec="seconds"), "commit": commit,
+              "command": " ".join(["python", "tests/run.py", *sys.argv[1:]]),
+              "machine": f"{os.cpu_count()} x {model.group(1) if model else platform.machine()}, "
+                         f"Python {platform.python_version()}",
+              "totals": totals, "suites": suites}
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"kept in {path.relative_to(ROOT)}")
 
