@@ -1,7 +1,10 @@
 """Engine arguments that nobody gave."""
+import json
+
 import pytest
 
 from tests.helpers.tiny_models import make_qwen2
+from tests.models.shapes import text
 
 
 @pytest.fixture
@@ -34,6 +37,22 @@ def test_a_sliding_window_is_left_to_stock(tmp_path):
     model = make_qwen2(tmp_path / "window", use_sliding_window=True, sliding_window=64)
     arguments = EngineArgs(model=str(model), skip_tokenizer_init=True)
     assert not arguments.create_engine_config().scheduler_config.chunked_prefill_enabled
+
+
+def test_no_graphs_of_a_model_with_recurrent_state(config, tmp_path):
+    """A graph that was captured without a state step would answer every token from a zero state, and nobody would know."""
+    from vllm import EngineArgs
+    from vllm.overlay.hybrid.plan import plan_slots
+    fields = {**text(48, 4, 2, (4, 1, 16), (2, 4, 16, 12), 4, 0.5, intermediate_size=24), "dtype": "float32",
+              "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    hybrid = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True).create_engine_config()
+    assert hybrid.model_config.enforce_eager and not config().model_config.enforce_eager
+    plan = hybrid.model_config, hybrid.cache_config, hybrid.scheduler_config, hybrid.parallel_config
+    plan_slots(*plan)
+    hybrid.model_config.enforce_eager = False
+    with pytest.raises(ValueError, match="capture in CUDA graphs .give --enforce-eager. is not supported"):
+        plan_slots(*plan)
 
 
 @pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_num_seqs", "block_size"])

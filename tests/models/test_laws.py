@@ -110,6 +110,23 @@ def test_three_samples_of_one_prompt(engine, budget):
         assert abs(choice.cumulative_logprob - one.outputs[0].cumulative_logprob) < 1e-4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_same_request_alone_is_equal_to_the_bit(hybrid, dtype):
+    """In every dtype, and whatever the slots and blocks held before."""
+    one = make_engine(hybrid, dtype=dtype, max_num_batched_tokens=64, max_num_seqs=3)
+    first = run(one, PROMPTS, greedy(NEW), together=False)
+    run(one, [prompt(length) for length in range(40, 52)], greedy(NEW))
+    for index, tokens in enumerate(PROMPTS):
+        add(one, f"gone{index}", prompt(99), greedy(NEW))
+        one.step()
+        one.abort_request(f"gone{index}")
+        (again, ) = run(one, [tokens], greedy(NEW))
+        expected = first[index].outputs[0]
+        assert again.outputs[0].token_ids == expected.token_ids, f"prompt of {len(tokens)} tokens"
+        assert [{token: entry.logprob for token, entry in place.items()} for place in again.outputs[0].logprobs] == [
+            {token: entry.logprob for token, entry in place.items()} for place in expected.logprobs]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_dtypes_stay_near_float32(hybrid, alone, dtype):
     """Teacher-forced: logprobs of the float32 run's own tokens; float16 has eight times finer steps than bfloat16."""

@@ -125,3 +125,11 @@ def test_selectable_on_a_card(monkeypatch):
     with pytest.raises(AssertionError):
         selector_stock.get_attn_backend(*arguments)
     selector.get_attn_backend.cache_clear()
+
+
+def test_it_is_not_captured_in_a_graph():
+    """On a card, without --enforce-eager: a graph would keep the row lengths of the step in which it was captured."""
+    state = PagedTorchBackend.get_state_cls()(runner=None)
+    with pytest.raises(ValueError, match="give --enforce-eager"):
+        with state.graph_capture(8):
+            pass

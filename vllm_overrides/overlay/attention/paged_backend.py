@@ -36,8 +36,8 @@ class PagedTorchBackend(AttentionBackend):
         return PagedTorchMetadataBuilder
 
     @staticmethod
-    def get_state_cls() -> type[CommonAttentionState]:
-        return CommonAttentionState
+    def get_state_cls() -> type["PagedTorchState"]:
+        return PagedTorchState
 
     @staticmethod
     def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
@@ -57,6 +57,15 @@ class PagedTorchBackend(AttentionBackend):
         source, target = src_to_dists.long().unbind(1)
         for cache in kv_caches:
             cache[:, target] = cache[:, source]
+
+
+class PagedTorchState(CommonAttentionState):
+    """Stock's state, without graphs: row starts and lengths are host integers, which a captured graph would keep for
+    ever."""
+
+    def graph_capture(self, max_batch_size: int) -> Any:
+        """Raises ValueError: whoever starts without --enforce-eager on a card learns it before the first request."""
+        raise ValueError("the torch-paged attention back end cannot be captured in CUDA graphs: give --enforce-eager")
 
 
 @dataclass

@@ -32,6 +32,7 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
     if not is_hybrid(model_config.hf_config):
         return
     for problem, wrong in (("pipeline parallelism", parallel_config.pipeline_parallel_size > 1),
+                           ("capture in CUDA graphs (give --enforce-eager)", not model_config.enforce_eager),
                            ("multi-step scheduling", scheduler_config.is_multi_step),
                            ("lookahead slots (speculative decoding)", scheduler_config.num_lookahead_slots > 0),
                            ("delta messages to the workers", scheduler_config.send_delta_data)):
