@@ -155,3 +155,20 @@ def test_nobody_is_admitted_in_a_step_that_preempts():
             assert "new" not in ran
             return
     raise AssertionError("nobody was preempted")
+
+
+def test_priorities_decide_who_is_admitted_in_pieces_too():
+    """Stock forgets them where prompts are cut, which here is the default."""
+    one = scheduler(seqs=1)
+    one.scheduler_config.policy = "priority"
+    for name, priority in (("running", 5), ("late", 5), ("urgent", 0), ("later", 9)):
+        one.add_seq_group(group(range(3), request_id=name, priority=priority))
+        if name == "running":
+            assert list(step(one)) == ["running"]
+    assert list(step(one)) == ["running"], "nobody who runs is pushed out"
+    order = []
+    while one.running:
+        order.append(one.running[0].request_id)
+        finish(one, order[-1])
+        step(one)
+    assert order == ["running", "urgent", "late", "later"]

@@ -40,7 +40,7 @@ def test_a_sliding_window_is_left_to_stock(tmp_path):
 
 
 def test_no_graphs_of_a_model_with_recurrent_state(config, tmp_path):
-    """A graph that was captured without a state step would answer every token from a zero state, and nobody would know."""
+    """A graph that was captured without a state step answers every token from a zero state, and nobody would know."""
     from vllm import EngineArgs
     from vllm.overlay.hybrid.plan import plan_slots
     fields = {**text(48, 4, 2, (4, 1, 16), (2, 4, 16, 12), 4, 0.5, intermediate_size=24), "dtype": "float32",

@@ -1,5 +1,6 @@
 """The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, and the slots of recurrent
 state."""
+from collections import deque
 from typing import Any
 
 from vllm.core import scheduler_stock as _stock
@@ -130,6 +131,9 @@ class Scheduler(_stock.Scheduler):
         it."""
         if self._preempted and enable_chunking:
             return _stock.SchedulerPrefillOutputs.create_empty()
+        if enable_chunking and self.scheduler_config.policy == "priority":
+            # Stock looks at priorities only where prompts are not cut. Nobody who runs is pushed out for another here.
+            self.waiting = deque(sorted(self.waiting, key=lambda group: (group.priority, group.arrival_time)))
         return super()._schedule_prefills(budget, curr_loras, enable_chunking)
 
 
