@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -27,7 +28,8 @@ class Running:
         self.port = sock.getsockname()[1]
         self.engine = engine_client.Engine(engine)
         self.task = asyncio.ensure_future(
-            server._listen(args, sock, self.engine, Service(engine, tokenizer(), settings()), {}))
+            server._listen(args, sock, self.engine, Service(engine, tokenizer(), settings()),
+                           SimpleNamespace(max_model_len=4096), {}))
 
     async def request(self, attempts: int = 200, **body) -> httpx.Response:
         async with httpx.AsyncClient(timeout=20) as http:

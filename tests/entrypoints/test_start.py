@@ -100,9 +100,21 @@ async def test_a_tokenizer_without_the_control_tokens(model):
     assert "<think>" in line and "</think>" in line and "<tool_call>" not in line and "--reasoning-parser" in line, line
 
 
-async def test_no_tokenizer(model):
-    (model / "tokenizer.json").unlink()
-    assert str(model) in await start_failure(model)
+@pytest.mark.parametrize("left", [(), ("vocab.json",), ("tokenizer_config.json", "merges.txt")])
+async def test_no_tokenizer(model, left):
+    """Whatever of it is left, unless it is enough for one."""
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (model / file).unlink()
+    for file in left:
+        (model / file).write_text("{}")
+    line = await start_failure(model)
+    assert f"there is no tokenizer in {model}: tokenizer.json is missing" in line and "--tokenizer" in line, line
+
+
+async def test_a_broken_tokenizer_is_not_called_missing(model):
+    (model / "tokenizer.json").write_text("{")
+    line = await start_failure(model)
+    assert str(model) in line and "is missing" not in line, line
 
 
 async def test_a_broken_generation_config(model):

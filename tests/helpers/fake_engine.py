@@ -7,6 +7,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer
 from tests.helpers.tokenizer import tokenizer_folder
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.overlay.serving.app import build_app
+from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.service import Service, Settings
 from vllm.sequence import Logprob
 from vllm.utils import FlexibleArgumentParser
@@ -139,8 +140,8 @@ def application(engine: FakeEngine, arguments: Sequence[str] = (), **changes: An
     """The FastAPI application; arguments: of the command line; changes: of Settings."""
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "/model", *arguments])
     app = build_app(args)
-    app.state.service = Service(engine, tokenizer(), settings(**changes))
-    app.state.engine_client = engine
+    service = Service(engine, tokenizer(), settings(**changes))
+    init_app_state(app.state, service, SimpleNamespace(max_model_len=service.settings.max_model_len))
     return app
 
 

@@ -12,4 +12,6 @@ A request goes through these modules in this order; streamed and whole answers s
     connection   event stream and "stop when the client has gone"
 
 ``server`` starts all of it; ``engine_client`` starts the engine process; ``service`` holds what requests share.
+``vllm.entrypoints.openai.serving_chat`` leads here: the chat route asks it, and so does stock's ``run_batch``, whose
+Service ``standalone`` makes.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -12,16 +13,19 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
+from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
+from vllm.entrypoints.openai.serving_engine import BaseModelPath
 from vllm.logger import init_logger
 from vllm.overlay.serving import models, tokens
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.auth import ApiKeys
-from vllm.overlay.serving.chat import ChatAnswer, chat_answer
+from vllm.overlay.serving.chat import ChatAnswer
 from vllm.overlay.serving.completions import CompletionAnswer, completion_answer
 from vllm.overlay.serving.connection import ClientGone, EventStream, while_connected
 from vllm.overlay.serving.errors import INVALID_REQUEST, SERVER_ERROR, RequestError, error_body
@@ -53,9 +57,8 @@ async def json_body(request: Request) -> Any:
 
 async def _serve(request: Request, answerer: Answerer) -> Response:
     body = await json_body(request)
-    service = service_of(request)
-    traced = await service.engine.is_tracing_enabled()
-    answer = await answerer(service, body, extract_trace_headers(request.headers) if traced else None)
+    traced = await service_of(request).engine.is_tracing_enabled()
+    answer = await answerer(body, extract_trace_headers(request.headers) if traced else None)
     if answer.options.stream:
         return EventStream(answer.stream())
     try:
@@ -69,13 +72,13 @@ async def _serve(request: Request, answerer: Answerer) -> Response:
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation."""
-    return await _serve(request, chat_answer)
+    return await _serve(request, request.app.state.openai_serving_chat.answer)
 
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Continue a text."""
-    return await _serve(request, completion_answer)
+    return await _serve(request, functools.partial(completion_answer, service_of(request)))
 
 
 @router.get("/v1/models")
@@ -141,6 +144,17 @@ def build_app(args: Namespace) -> FastAPI:
     app.add_middleware(CORSMiddleware, allow_origins=args.allowed_origins, allow_credentials=args.allow_credentials,
                        allow_methods=args.allowed_methods, allow_headers=args.allowed_headers)
     return app
+
+
+def init_app_state(state: State, service: Service, model_config: Any, log_stats: bool = True) -> None:
+    """What the routes find under ``app.state``. model_config: the engine's."""
+    settings = service.settings
+    state.service = service
+    state.engine_client = service.engine
+    state.log_stats = log_stats
+    state.openai_serving_chat = OpenAIServingChat(
+        service.engine, model_config, [BaseModelPath(name, settings.model_path) for name in settings.model_names],
+        settings.response_role, lora_modules=None, prompt_adapters=None, request_logger=None, service=service)
 
 
 def _add_middleware(app: FastAPI, path: str) -> None:

@@ -21,7 +21,7 @@ import uvicorn
 from vllm.logger import init_logger
 from vllm.overlay.model import generation_defaults
 from vllm.overlay.serving import engine_client
-from vllm.overlay.serving.app import build_app
+from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.errors import StartError, one_line
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.service import Service, Settings
@@ -132,7 +132,7 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
     async with start(engine_args, config) as engine:
         service = Service(engine.client, tokenizer, requests)
         await _while_alive(engine, warm_up(service))
-        await _listen(args, sock, engine, service, uvicorn_options)
+        await _listen(args, sock, engine, service, config.model_config, uvicorn_options)
 
 
 def settings(args: Namespace, config: Any) -> Settings:
@@ -173,11 +173,25 @@ def sampling_defaults(source: str, model_config: Any) -> dict[str, Any]:
 
 
 def load_tokenizer(model_config: Any) -> Any:
-    """The tokenizer of the model that is to be served."""
+    """The tokenizer of the model that is to be served. Raises FileNotFoundError where its folder has none."""
     from vllm.transformers_utils.tokenizer import get_tokenizer
 
-    return get_tokenizer(model_config.tokenizer, tokenizer_mode=model_config.tokenizer_mode,
-                         trust_remote_code=model_config.trust_remote_code, revision=model_config.tokenizer_revision)
+    try:
+        return get_tokenizer(model_config.tokenizer, tokenizer_mode=model_config.tokenizer_mode,
+                             trust_remote_code=model_config.trust_remote_code, revision=model_config.tokenizer_revision)
+    except Exception as error:
+        # transformers speaks of the argument that it then passes on as None.
+        if os.path.isdir(model_config.tokenizer) and not _has_tokenizer(model_config.tokenizer):
+            raise FileNotFoundError(f"there is no tokenizer in {model_config.tokenizer}: tokenizer.json is missing "
+                                    "(or else vocab.json and merges.txt); copy it there, or name another folder with "
+                                    "--tokenizer") from error
+        raise
+
+
+def _has_tokenizer(folder: str) -> bool:
+    files = set(os.listdir(folder))
+    return bool(files & {"tokenizer.json", "tokenizer.model", "vocab.txt", "tekken.json"}) or (
+        {"vocab.json", "merges.txt"} <= files)
 
 
 async def warm_up(service: Service) -> None:
@@ -231,12 +245,10 @@ class _Server(uvicorn.Server):
 
 
 async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.Engine, service: Service,
-                  uvicorn_options: dict[str, Any]) -> None:
+                  model_config: Any, uvicorn_options: dict[str, Any]) -> None:
     """Answer requests until told to end; then let those that are under way finish, for a while."""
     app = build_app(args)
-    app.state.service = service
-    app.state.engine_client = engine.client
-    app.state.log_stats = not args.disable_log_stats
+    init_app_state(app.state, service, model_config, log_stats=not args.disable_log_stats)
     server = _Server(uvicorn.Config(
         app, host=args.host or "0.0.0.0", port=args.port, log_level=args.uvicorn_log_level, access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S, ssl_keyfile=args.ssl_keyfile, ssl_certfile=args.ssl_certfile,

@@ -18,3 +18,10 @@ def missing_tokens(vocabulary: Mapping[str, int], reasoning: str | None, tool_ca
     """The control tokens that the chosen parsers need and the vocabulary does not have. Names: None = no parser."""
     needed = REASONING_PARSERS.get(reasoning or "", ()) + TOOL_CALL_PARSERS.get(tool_calls or "", ())
     return [token for token in needed if token not in vocabulary]
+
+
+def parsers_of(vocabulary: Mapping[str, int]) -> tuple[str | None, str | None]:
+    """Names of the reasoning and the tool call parser whose control tokens the vocabulary has, or None."""
+    reasoning = next((name for name in REASONING_PARSERS if not missing_tokens(vocabulary, name, None)), None)
+    calls = next((name for name in TOOL_CALL_PARSERS if not missing_tokens(vocabulary, None, name)), None)
+    return reasoning, calls
