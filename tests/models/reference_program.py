@@ -5,8 +5,8 @@
 OUT/<shape>/ becomes a checkpoint, OUT/<shape>.npz its reference: per prompt of n tokens `tokens<n>` (greedy) and
 `logprobs<n>` [n + new tokens, vocabulary] float32, the distribution after each token; and `spread`, how far
 transformers is from itself on the longest prompt, fed whole and token by token. SLICE is a bench slice; OUT/slice.npz
-holds the same of it in float32, and of bfloat16 (teacher-forced by the float32 tokens) `bfloat16_<n>`, and
-`chunked_<n>`, the same again in pieces of 16.
+holds the same of it in float32, and of bfloat16 and float16 (teacher-forced by the float32 tokens) `<dtype>_<n>`, and
+`<dtype>_chunked_<n>`, the same again in pieces of 16.
 """
 import json
 import sys
@@ -111,7 +111,7 @@ def bench_slice(folder: Path, out: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     model_class = getattr(transformers, config["architectures"][0])
     found = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         model, info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         assert not any(info.values()), info
         model.eval()
@@ -122,8 +122,9 @@ def bench_slice(folder: Path, out: Path) -> None:
                 found.update({f"tokens{length}": np.array(tokens), f"logprobs{length}": logprobs.numpy()})
             else:
                 ids += found[f"tokens{length}"].tolist()
-                found[f"bfloat16_{length}"] = forced(model, ids, len(ids)).numpy()
-                found[f"chunked_{length}"] = forced(model, ids, PIECE).numpy()
+                name = str(dtype).removeprefix("torch.")
+                found[f"{name}_{length}"] = forced(model, ids, len(ids)).numpy()
+                found[f"{name}_chunked_{length}"] = forced(model, ids, PIECE).numpy()
         del model
     np.savez(out / "slice.npz", **found)
 

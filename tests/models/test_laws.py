@@ -1,7 +1,7 @@
 """Same request, same tokens: the hybrid model through the engine, however the work is cut, mixed, preempted or shared.
 
-In float32: equal tokens and logprobs within 1e-5 (`assert_same`). bfloat16 against transformers' spread is in
-test_parity.py. The negative controls show that the comparison notices a state that is lost.
+In float32: equal tokens and logprobs within 1e-5 (`assert_same`). The law of bfloat16 and float16, by transformers'
+spread, is in test_parity.py. The negative controls show that the comparison notices a state that is lost.
 """
 import json
 import subprocess
