@@ -13,6 +13,7 @@ import pytest
 from tests.helpers.tiny_models import add, assert_same, drain, environment, greedy, make_engine, run
 from tests.models.shapes import VOCABULARY, prompt
 from vllm import SamplingParams
+from vllm.overlay.engine.step_failure import StepFailed
 from vllm.overlay.hybrid import StatePool
 
 PROMPTS = [prompt(length) for length in (1, 200, 7, 64, 1, 65, 129, 33)]
@@ -83,6 +84,34 @@ def test_aborted_in_mid_prompt(engine, budget, alone):
         engine.step()
     for number in range(8):
         engine.abort_request(f"gone{number}")
+    assert_same(run(engine, PROMPTS, greedy(NEW)), alone)
+
+
+@pytest.mark.parametrize("after", [0, 2, 9, 14])
+def test_a_failed_step(engine, budget, alone, monkeypatch, after):
+    """It raises after the states of its rows moved on: those requests fail, their slots say nothing to the next."""
+    budget(48)
+    model = engine.model_executor.driver_worker.model_runner.model
+    forward, passes = model.forward, []
+
+    def raises_once(*args, **kwargs):
+        passes.append(forward(*args, **kwargs))
+        if len(passes) == after + 1:
+            raise RuntimeError("no luck")
+        return passes[-1]
+
+    monkeypatch.setattr(model, "forward", raises_once)
+    for index, tokens in enumerate(PROMPTS):
+        add(engine, str(index), tokens, greedy(NEW))
+    found, failed = {}, []
+    while engine.has_unfinished_requests():
+        try:
+            found.update({output.request_id: output for output in engine.step()})
+        except StepFailed as failure:
+            failed += failure.request_ids
+    left = [index for index in range(len(PROMPTS)) if str(index) not in failed]
+    assert failed and engine.scheduler[0].slots.num_free == engine.scheduler_config.max_num_seqs
+    assert_same([found[str(index)] for index in left], [alone[index] for index in left])
     assert_same(run(engine, PROMPTS, greedy(NEW)), alone)
 
 
