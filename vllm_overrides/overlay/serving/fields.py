@@ -7,7 +7,7 @@ empty lists and empty objects never reach a check of an optional field: they cou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.logger import init_logger
@@ -104,17 +104,6 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
 def anything(value: Any, path: str) -> Any:
     """A field that is accepted and looked at elsewhere, or not at all."""
     return value
-
-
-def one_of(choices: Collection[str]) -> Check:
-    """One of a few strings."""
-
-    def check(value: Any, path: str) -> str:
-        if text(value, path) not in choices:
-            raise RequestError(f"{path} must be one of {', '.join(sorted(choices))}; got {value!r:.60}.", param=path)
-        return value
-
-    return check
 
 
 def list_of(item: Check) -> Check:
