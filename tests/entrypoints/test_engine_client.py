@@ -36,7 +36,7 @@ def config(tmp_path_factory):
     return arguments, arguments.create_engine_config()
 
 
-def only_says_hello(engine_args, usage_context, ipc_path, report):
+def only_says_hello(engine_args, engine_config, usage_context, ipc_path, report):
     """Stands in for the engine: answers that it is up, and then nothing any more."""
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.bind(ipc_path + IPC_DATA_EXT)
@@ -75,6 +75,25 @@ async def test_an_engine_that_lives_but_is_given_up():
     assert str(waiting.get_nowait()) == "the engine is gone: no heartbeat"
 
 
+@pytest.mark.parametrize("trust_remote_code", [False, True])
+async def test_the_engine_gets_the_servers_configuration(trust_remote_code, monkeypatch):
+    """But not where unpickling it would need the checkpoint's own code."""
+    given = []
+
+    def process(target, name, args):
+        given.extend(args)
+        raise StartError("enough")
+
+    context = SimpleNamespace(Pipe=Pipe, Process=process)
+    monkeypatch.setattr(engine_client, "get_context", lambda _: context)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "set")
+    arguments = SimpleNamespace(trust_remote_code=trust_remote_code)
+    with pytest.raises(StartError, match="enough"):
+        async with engine_client.in_own_process(arguments, "the configuration"):
+            pytest.fail("no process was started")
+    assert given[:2] == [arguments, None if trust_remote_code else "the configuration"]
+
+
 async def test_nothing_is_left_behind(config, monkeypatch):
     monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
@@ -103,8 +122,9 @@ def test_reasons(report, exitcode, reason):
 
 
 async def test_the_engines_own_reason(config, tmp_path):
-    """A real engine that finds, while it loads, that the checkpoint does not fit."""
-    arguments, engine_config = config
+    """A real engine that finds, while it loads, that the checkpoint does not fit. What it loads is what the
+    configuration names that it is given."""
+    arguments, _ = config
     folder = tmp_path / "model"
     shutil.copytree(arguments.model, folder)
     weights = load_file(folder / "model.safetensors")
@@ -112,6 +132,6 @@ async def test_the_engines_own_reason(config, tmp_path):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     broken = AsyncEngineArgs(model=str(folder), dtype="float32", max_model_len=256)
     with pytest.raises(StartError) as caught:
-        async with engine_client.in_own_process(broken, engine_config):
+        async with engine_client.in_own_process(arguments, broken.create_engine_config()):
             pytest.fail("it is not up")
     assert "\n" not in str(caught.value) and "its output above" not in str(caught.value), caught.value

@@ -35,8 +35,11 @@ class Engine:
     failed: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-def run_engine(engine_args: Any, usage_context: Any, ipc_path: str, report: Connection) -> None:
-    """Main of the engine's process. Sends the reason through ``report`` when it cannot start, and exits with 1."""
+def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_path: str, report: Connection) -> None:
+    """Main of the engine's process. Sends the reason through ``report`` when it cannot start, and exits with 1.
+
+    engine_config: the server's, so that the two cannot disagree; None = to be made of engine_args once more.
+    """
     from vllm.engine.multiprocessing.engine import MQLLMEngine
 
     # The server decides when the engine ends: a Ctrl-C in the terminal reaches both, and the server still has answers
@@ -44,6 +47,9 @@ def run_engine(engine_args: Any, usage_context: Any, ipc_path: str, report: Conn
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if engine_config is not None:
+        # For a model that stock describes, making another takes as long as importing vLLM.
+        engine_args.create_engine_config = lambda: engine_config
     try:
         engine = MQLLMEngine.from_engine_args(engine_args=engine_args, usage_context=usage_context, ipc_path=ipc_path)
     except KeyboardInterrupt:
@@ -112,8 +118,10 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
     ipc_path = get_open_zmq_ipc_path()
     context = get_context("spawn")
     reports, report = context.Pipe(duplex=False)
+    # Configuration classes that come with a checkpoint can only be unpickled where they have been made.
+    given = None if engine_args.trust_remote_code else engine_config
     process = context.Process(target=run_engine, name="engine",
-                              args=(engine_args, UsageContext.OPENAI_API_SERVER, ipc_path, report))
+                              args=(engine_args, given, UsageContext.OPENAI_API_SERVER, ipc_path, report))
     process.start()
     report.close()
     logger.info("engine process %d", process.pid)
