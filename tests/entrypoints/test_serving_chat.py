@@ -44,6 +44,7 @@ class OwnEngine(FakeEngine):
     priority: int | None = None
 
     async def get_tokenizer(self, *_):
+        await asyncio.sleep(0)
         return tokenizer()
 
     async def get_model_config(self):
@@ -64,7 +65,7 @@ def model_config(**changes):
 
 def handler(engine: FakeEngine, config=None, **arguments) -> OpenAIServingChat:
     """As stock's callers make it."""
-    return OpenAIServingChat(engine, config or model_config(), [BaseModelPath("llm", "/model")], "assistant", **{
+    return OpenAIServingChat(engine, config or model_config(), [BaseModelPath("llm", "/model")], "helper", **{
         "lora_modules": None, "prompt_adapters": None, "request_logger": None, "chat_template": None, **arguments})
 
 
@@ -74,7 +75,7 @@ def request(**fields) -> ChatCompletionRequest:
 
 @pytest.mark.parametrize("fields", REQUESTS, ids=str)
 async def test_the_answer_is_our_routes(fields):
-    with client(FakeEngine(ANSWER)) as http:
+    with client(FakeEngine(ANSWER), response_role="helper") as http:
         expected = post(http, **fields)
     whole = (await handler(OwnEngine(ANSWER)).create_chat_completion(request(**fields))).model_dump()
     assert [comparable(one) for one in whole["choices"]] == [comparable(one) for one in expected["choices"]]
@@ -86,7 +87,7 @@ async def test_a_stream_is_text():
     events = [event async for event in await handler(OwnEngine(ANSWER)).create_chat_completion(
         request(stream=True, tools=TOOLS))]
     assert events[-1] == "data: [DONE]\n\n"
-    with client(FakeEngine(ANSWER)) as http:
+    with client(FakeEngine(ANSWER), response_role="helper") as http:
         expected = comparable(gathered(stream(http, tools=TOOLS)))
     assert comparable(gathered([json.loads(event[6:]) for event in events[:-1]])) == expected
 
@@ -131,13 +132,16 @@ async def test_the_models_sampling_defaults(tmp_path):
 
 
 async def test_stocks_arguments_decide():
-    ours = handler(OwnEngine("a"), model_config(max_model_len=77), chat_template="{{ 'hi' }}",
+    ours = handler(OwnEngine("a"), model_config(max_model_len=77, max_logprobs=2), chat_template="{{ 'hi' }}",
                    enable_auto_tools=True, tool_parser="qwen3_coder", return_tokens_as_token_ids=True)
     whole = await ours.create_chat_completion(request(logprobs=True, tools=TOOLS))
+    assert whole.choices[0].message.role == "helper"
     assert whole.usage.prompt_tokens == len(tokenizer()("hi").input_ids)
     assert whole.choices[0].logprobs.content[0].token.startswith("token_id:")
     refused = await ours.create_chat_completion(request(max_tokens=78))
     assert "77" in refused.message
+    refused = await ours.create_chat_completion(request(logprobs=True, top_logprobs=3))
+    assert "top_logprobs" in refused.message
     with pytest.raises(ValueError, match="LoRA"):
         handler(OwnEngine(), lora_modules=[LoRAModulePath("l", "/l")])
 
