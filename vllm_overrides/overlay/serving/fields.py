@@ -88,9 +88,19 @@ def flag(value: Any, path: str) -> bool:
 
 
 def text(value: Any, path: str) -> str:
-    """A string."""
+    """A string, well formed: what is shown to the client again must be encodable."""
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
+    return well_formed(value)
+
+
+def well_formed(value: str) -> str:
+    """The text with unpaired surrogates (a client that cut a string inside an emoji) replaced: neither a tokenizer nor
+    UTF-8 takes them."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 
 

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from vllm.overlay.serving.errors import RequestError, missing, not_supported, wrong_type
-from vllm.overlay.serving.fields import text
+from vllm.overlay.serving.fields import text, well_formed
 
 # The template's roles; `function` is the older name of `tool`.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -57,7 +57,7 @@ def _content(value: Any, path: str, role: str) -> tuple[str, str]:
             return "", ""
         raise missing(path)
     if isinstance(value, str):
-        return value, ""
+        return well_formed(value), ""
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of parts", value)
     texts: list[str] = []

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
 
@@ -109,13 +110,3 @@ def ends_in_thought(prompt: str) -> bool:
         return prompt.rstrip().endswith(THINK)
     turn = prompt[start:]
     return turn.rfind(THINK) > turn.rfind(END_THINK)
-
-
-def well_formed(text: str) -> str:
-    """The text with unpaired surrogates (a client that cut a string inside an emoji) replaced: no tokenizer takes
-    them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

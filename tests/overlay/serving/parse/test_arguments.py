@@ -83,3 +83,21 @@ def test_a_string_is_not_held_back():
     assert [writer.feed(piece) for piece in ("a", "\n", "b")] == ['"a', "\\n", "b"]
     nullable = ValueWriter(frozenset({"string", "null"}))
     assert [nullable.feed(piece) for piece in ("nu", "m", "b")] == ["", '"num', "b"]
+
+
+def test_definitions_that_refer_to_each_other_cost_one_look_each():
+    """Twelve levels of eight branches would be 8**12 looks; nobody waits for those, so a wrong one hangs here."""
+    level = {f"D{i}": {"anyOf": [{"$ref": f"#/$defs/D{i + 1}"}] * 8} for i in range(12)}
+    loop = {"anyOf": [{"$ref": "#/$defs/Loop"}] * 8}
+    tool = {"properties": {"a": {"$ref": "#/$defs/D0"}, "b": loop}, "$defs": {**level, "D12": STRING, "Loop": loop}}
+    assert parameter_types(tool, "a") == {"string"}
+    assert parameter_types(tool, "b") == ANY
+
+
+@pytest.mark.parametrize(("text", "types"), [
+    ('["\\ud83d"]', {"array"}), ('{"\\ude00": 1}', {"object"}), ('["\\ud83d\\ude00"]', {"array"}),
+    ("1" * 400, {"integer"}), ("-" + "9" * 400, {"number"}),
+])
+def test_what_json_can_say_and_utf8_or_a_float_cannot_hold(text, types):
+    written = write(text, frozenset(types), 3)
+    assert json.loads(written.encode()) == json.loads(text)

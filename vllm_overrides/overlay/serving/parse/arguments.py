@@ -8,30 +8,39 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.overlay.serving.fields import well_formed
+
 _JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 _REF_DEPTH = 32
 
 
-def value_types(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str] | None:
+def value_types(schema: Any, root: Any = None, depth: int = 0,
+                known: dict[str, frozenset[str] | None] | None = None) -> frozenset[str] | None:
     """The JSON types that a schema admits, or None where it says nothing.
 
     Reads type (one or a list), nullable, enum, const, anyOf, oneOf, allOf, local $ref, and the shape keywords
-    (properties, items). Never raises: a broken schema says nothing.
+    (properties, items). Never raises: a broken schema says nothing. known: what the $refs met so far admit; each is
+    looked into once, since branches that all refer to the same definitions would double the work with every level.
     """
     if not isinstance(schema, Mapping) or depth > _REF_DEPTH:
         return None
     root = schema if root is None else root
-    if isinstance(schema.get("$ref"), str):
-        return value_types(_resolve(schema["$ref"], root), root, depth + 1)
+    known = {} if known is None else known
+    ref = schema.get("$ref")
+    if isinstance(ref, str):
+        if ref not in known:
+            known[ref] = None       # What refers to itself says nothing.
+            known[ref] = value_types(_resolve(ref, root), root, depth + 1, known)
+        return known[ref]
     types = _own_types(schema)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list) and schema[keyword]:
-            branches = [value_types(branch, root, depth + 1) for branch in schema[keyword]]
+            branches = [value_types(branch, root, depth + 1, known) for branch in schema[keyword]]
             union = None if None in branches else frozenset().union(*branches)  # type: ignore[arg-type]
             types = union if types is None else types if union is None else types & union or types
     if isinstance(schema.get("allOf"), list):
         for branch in schema["allOf"]:
-            narrower = value_types(branch, root, depth + 1)
+            narrower = value_types(branch, root, depth + 1, known)
             types = narrower if types is None else types if narrower is None else types & narrower or types
     if types is not None and schema.get("nullable") is True:
         types |= {"null"}
@@ -115,7 +124,10 @@ class ValueWriter:
         """The rest of the value."""
         if self._open:
             return '"'
-        return json.dumps(decode_value(self._held, self._types), ensure_ascii=False)
+        value = decode_value(self._held, self._types)
+        written = json.dumps(value, ensure_ascii=False)
+        # Half an emoji that the model wrote as an escape can only be sent as one.
+        return written if well_formed(written) == written else json.dumps(value)
 
 
 def _escaped(text: str) -> str:
@@ -148,7 +160,10 @@ def _number(text: str, whole: bool) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # A whole number is finite, and may be too large to be asked.
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if whole and isinstance(value, float):
         return int(value) if value.is_integer() else None
