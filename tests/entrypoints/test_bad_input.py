@@ -155,3 +155,23 @@ def test_errors_are_json_whatever_was_asked():
                                          headers={"Content-Type": "text/plain", "Accept": "text/event-stream"})
     assert response.headers["content-type"] == "application/json"
     json.loads(response.text)
+
+
+def test_too_high_a_limit_is_named_as_the_client_wrote_it():
+    for path, prompt in ((CHAT, {"messages": USER}), (TEXT, {"prompt": "x"})):
+        error = refused(path, {"model": "llm", **prompt, "max_completion_tokens": 10**9})
+        assert error["param"] == "max_completion_tokens" and "max_completion_tokens is" in error["message"]
+    assert refused(TEXT, {"model": "llm", "prompt": "x", "min_tokens": 10**9})["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize("body", [
+    {"tools": [{"type": "function", "function": {"name": "a\ud800"}}],
+     "tool_choice": {"type": "function", "function": {"name": "a\ud800"}}},
+    {"messages": [*USER, {"role": "assistant", "content": "a\ud800"}], "continue_final_message": True, "echo": True},
+])
+def test_half_a_character_that_comes_back(body):
+    """JSON can escape it, UTF-8 cannot carry it: the answer has a replacement character."""
+    raw = json.dumps({"model": "llm", "messages": USER, "max_tokens": 3, **body})
+    response = client(FakeEngine()).post(CHAT, content=raw)
+    assert response.status_code == 200, response.text
+    assert "a\ufffd" in response.text

@@ -98,3 +98,9 @@ def test_tokenize_and_detokenize():
                         ("/detokenize", {"tokens": [10**9]}), ("/detokenize", {"tokens": ["a"]})):
         response = http.post(path, json=wrong)
         assert response.status_code == 400, f"{path} {wrong}: {response.text}"
+
+
+def test_tokenize_runs_no_template_of_the_request():
+    """A template is a program: it needs --trust-request-chat-template here as it does in chat."""
+    response = client(FakeEngine()).post("/tokenize", json={"messages": USER, "chat_template": "{{ 1 / 0 }}"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")

@@ -89,6 +89,7 @@ def test_logprobs_mean_two_things():
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"n": 0}, "n"), ({"n": 10**9}, "n"),
     ({"n": 2, "best_of": 3}, "best_of"),
     ({"frequency_penalty": 2.1}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-38}, "repetition_penalty"),
     ({"seed": 2**64}, "seed"), ({"seed": "x"}, "seed"), ({"stop": 5}, "stop"), ({"stop": ["x", 5]}, "stop[1]"),
     ({"stop": ["x", ""]}, "stop"), ({"stream": "yes"}, "stream"), ({"stream_options": "yes"}, "stream_options"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
@@ -212,3 +213,28 @@ def test_tools_stay_as_they_were_sent():
     flat = chat(tools=[{"type": "function", "name": "b", "parameters": {"type": "object"}},
                        {"type": "web_search"}]).tools
     assert list(flat.definitions) == [{"type": "function", "function": {"name": "b", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a>b", "a<b", "x" * 257])
+def test_a_call_that_cannot_be_written_is_not_forced(name):
+    tools = [{"type": "function", "function": {"name": name}}]
+    assert chat(tools=tools).tool_choice == ToolChoice("auto")
+    with pytest.raises(RequestError) as refused:
+        chat(tools=tools, tool_choice={"type": "function", "function": {"name": name}})
+    assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(("body", "field"), [
+    ({"max_tokens": 7}, "max_tokens"), ({"max_tokens": 6, "max_completion_tokens": 7}, "max_completion_tokens"),
+    ({"min_tokens": 17}, "min_tokens"), ({}, "max_tokens"),
+])
+def test_where_the_limit_came_from(body, field):
+    assert completion(**body).options.limit_field == field
+
+
+def test_a_number_of_answers_that_no_memory_holds():
+    assert len(completion(prompt=["a"] * 16, n=1024).prompts) == 16
+    for body in ({"prompt": ["a"] * 17, "n": 1024}, {"prompt": ["a"] * 16385}):
+        with pytest.raises(RequestError) as refused:
+            completion(**body)
+        assert refused.value.param == "prompt"

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.overlay.serving import policy, respond
 from vllm.overlay.serving.answer import Answer, choice_steps, failure
 from vllm.overlay.serving.choice import Choice, Step
-from vllm.overlay.serving.errors import RequestError, not_supported
+from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.logprobs import chat_logprobs
 from vllm.overlay.serving.normalise import ChatRequest, normalise_chat
 from vllm.overlay.serving.render import Prompt
@@ -116,12 +116,11 @@ async def chat_answer(service: Service, body: Any, trace_headers: Mapping[str, s
     options = request.options
     service.check_model(request.model)
     service.check_tools(request)
-    if request.chat_template is not None and not service.settings.trust_request_template:
-        raise not_supported("chat_template", "the server was not started with --trust-request-chat-template.")
+    service.check_template(request)
     if not service.renderer.has_template:
         raise RequestError("This model has no chat template; start the server with --chat-template.",
                            code="unsupported_parameter")
-    policy.check_limit(options.max_tokens, service.settings.max_model_len)
+    policy.check_limit(options.max_tokens, service.settings.max_model_len, options.limit_field)
     check_sampling(options, max_logprobs=service.settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="top_logprobs")
     prompt = await service.renderer.chat(request)

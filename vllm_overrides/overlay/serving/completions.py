@@ -135,7 +135,7 @@ async def completion_answer(service: Service, body: Any,
     options = request.options
     settings = service.settings
     service.check_model(request.model)
-    policy.check_limit(options.max_tokens, settings.max_model_len)
+    policy.check_limit(options.max_tokens, settings.max_model_len, options.limit_field)
     check_sampling(options, max_logprobs=settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="logprobs")
     prompts = [await service.renderer.completion(prompt, options) for prompt in request.prompts]

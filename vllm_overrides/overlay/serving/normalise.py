@@ -20,6 +20,10 @@ from vllm.overlay.serving.tools import ToolChoice, Tools, normalise_tool_choice,
 _INT64 = 2**63
 # Against a mistyped number, not a limit of the engine: n runs in waves of what fits.
 _MOST_CHOICES = 1024
+# Of all prompts of a completion together: each costs memory before the first one is computed.
+_MOST_ANSWERS = 16 * _MOST_CHOICES
+# Logits are divided by it: smaller ones leave the range of a float32, and then there is nothing to sample from.
+_LEAST_REPETITION = 1e-6
 # What a template is called with anyway; a request may not replace these through chat_template_kwargs.
 _TEMPLATE_OWN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
                  "tokenize", "chat_template")
@@ -27,9 +31,12 @@ _TEMPLATE_OWN = ("messages", "conversation", "tools", "documents", "add_generati
 
 @dataclass(frozen=True)
 class Options:
-    """How to decode: the fields that chat and completions share. None = the request is silent."""
+    """How to decode: the fields that chat and completions share. None = the request is silent.
+
+    limit_field: the field that max_tokens came from, for messages."""
 
     max_tokens: int | None = None
+    limit_field: str = "max_tokens"
     min_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None
@@ -188,7 +195,11 @@ def normalise_completion(body: Any) -> CompletionRequest:
     echo = found.get("echo", False)
     options = _options(found, max_tokens=16, logprobs=found.get("logprobs"), add_special_tokens=True,
                        least=0 if echo else 1)
-    return CompletionRequest(_model(found), _prompts(body.get("prompt")), options, echo)
+    prompts = _prompts(body.get("prompt"))
+    if len(prompts) * options.n > _MOST_ANSWERS:
+        raise RequestError(f"{len(prompts)} prompts with {options.n} choices each are more than the {_MOST_ANSWERS} "
+                           "that one request may ask for.", param="prompt")
+    return CompletionRequest(_model(found), prompts, options, echo)
 
 
 def _object(body: Any) -> dict[str, Any]:
@@ -215,14 +226,14 @@ def _options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: int 
         if limit_name in found:
             raise RequestError(f"min_tokens ({min_tokens}) must not be above {limit_name} ({limit}).",
                                param="min_tokens")
-        limit = min_tokens
+        limit, limit_name = min_tokens, "min_tokens"
     n = found.get("n", 1)
     if found.get("best_of", n) != n:
         raise not_supported("best_of", f"only the value of n ({n}).")
     if found.get("use_beam_search"):
         raise not_supported("use_beam_search", "this server samples.")
-    if found.get("repetition_penalty", 1.0) <= 0:
-        raise RequestError("repetition_penalty must be above 0.", param="repetition_penalty")
+    if found.get("repetition_penalty", 1.0) < _LEAST_REPETITION:
+        raise RequestError(f"repetition_penalty must be at least {_LEAST_REPETITION}.", param="repetition_penalty")
     if "" in found.get("stop", ()):
         raise RequestError("stop must not hold an empty string.", param="stop")
     streamed = fields.read(found.get("stream_options", {}), {"include_usage": fields.flag,
@@ -231,6 +242,7 @@ def _options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: int 
               "ignore_eos", "skip_special_tokens", "prompt_logprobs", "priority", "stream")
     return Options(
         max_tokens=limit,
+        limit_field=limit_name,
         min_tokens=min_tokens,
         n=n,
         seed=None if found.get("seed") == -1 else found.get("seed"),

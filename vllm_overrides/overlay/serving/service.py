@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
-from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.errors import RequestError, not_supported
 from vllm.overlay.serving.logprobs import TokenText
 from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
@@ -61,6 +61,11 @@ class Service:
             served = ", ".join(self.settings.model_names)
             raise RequestError(f"The model {name!r:.100} does not exist; this server has {served}.",
                                param="model", code="model_not_found", status=404)
+
+    def check_template(self, request: ChatRequest) -> None:
+        """Raise RequestError where the request brings its own chat template, which is a program, and may not."""
+        if request.chat_template is not None and not self.settings.trust_request_template:
+            raise not_supported("chat_template", "the server was not started with --trust-request-chat-template.")
 
     def check_tools(self, request: ChatRequest) -> None:
         """Raise RequestError where the request wants calls and the server was not told how to read them."""

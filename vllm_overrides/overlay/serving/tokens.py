@@ -15,6 +15,7 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
     if isinstance(body, dict) and body.get("messages") is not None:
         chat = normalise_chat({"model": service.settings.model_names[0], **body})
         service.check_model(chat.model)
+        service.check_template(chat)
         prompt = await service.renderer.chat(chat)
     else:
         found = fields.read(fields.mapping(body, "body"), {"model": fields.text, "add_special_tokens": fields.flag})

@@ -12,6 +12,9 @@ from vllm.overlay.serving.fields import text
 
 logger = init_logger(__name__)
 
+# The format of a call writes <function=NAME> on one line; the parser reads names up to this length.
+_LONGEST_NAME = 256
+
 
 @dataclass(frozen=True)
 class ToolChoice:
@@ -80,6 +83,10 @@ def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -
             raise missing(f"{path}.function.name")
         if text(name, f"{path}.function.name") not in tools.schemas:
             raise RequestError(f"{path} names the function {name!r:.80}, which is not among tools.", param=path)
+        name = text(name, f"{path}.function.name")
+        if not name.strip() or len(name) > _LONGEST_NAME or any(letter in name for letter in "<>\n"):
+            raise RequestError(f"{path} names the function {name!r:.80}, which cannot be called: a name is not empty, "
+                               f"has at most {_LONGEST_NAME} characters and no <, > or line break.", param=path)
         return ToolChoice("named", name)
     mode = "required" if value == "any" else text(value, path)
     if mode not in ("none", "auto", "required"):
