@@ -44,8 +44,14 @@ class LLMEngine(_stock.LLMEngine):
             self.abort_request(request_id)
             raise
 
-    def _create_sequence_group_with_sampling(self, request_id: str, *args: Any, **kwargs: Any) -> SequenceGroup:
-        group = super()._create_sequence_group_with_sampling(request_id, *args, **kwargs)
+    def _create_sequence_group_with_sampling(self, request_id: str, seq: Any, sampling_params: SamplingParams,
+                                             *args: Any, **kwargs: Any) -> SequenceGroup:
+        # Stock turns the list into a logits processor and forgets it.
+        allowed = set(sampling_params.allowed_token_ids or ())
+        group = super()._create_sequence_group_with_sampling(request_id, seq, sampling_params, *args, **kwargs)
+        params = group.sampling_params
+        if allowed and params.min_tokens and allowed <= params.all_stop_token_ids:
+            raise ValueError("allowed_token_ids holds only tokens that end the answer, which min_tokens forbids")
         group.fanout = self.fanouts.of_child(request_id)
         return group
 
