@@ -17,7 +17,8 @@ AT_ONCE = 0.2
 class Connection:
     """One HTTP request to the application by ASGI, whose client can leave."""
 
-    def __init__(self, app, path: str, body: dict) -> None:
+    def __init__(self, app, path: str, body: dict, receive=None) -> None:
+        """receive: instead of the whole body and then silence."""
         self._body = json.dumps(body).encode()
         self._sent_body = False
         self._left = asyncio.Event()
@@ -27,7 +28,7 @@ class Connection:
                  "method": "POST",
                  "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "scheme": "http",
                  "headers": [(b"content-type", b"application/json")], "client": ("c", 1), "server": ("s", 80)}
-        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(app(scope, receive or self._receive, self._send))
 
     async def _receive(self) -> dict:
         if not self._sent_body:
@@ -128,3 +129,17 @@ async def test_the_event_loop_stays_free_while_a_long_prompt_is_rendered():
         longest, last = max(longest, now - last), now
     assert json.loads(long.messages[-1]["body"])["usage"]["prompt_tokens"] > 300_000
     assert longest < 0.5, f"the event loop stood still for {longest:.2f} s"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+async def test_leaving_in_the_middle_of_the_body(path, caplog):
+    """Half a body and then nothing: no error of the server's, so none is logged or raised."""
+    received = iter([{"type": "http.request", "body": b'{"model": "l', "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict:
+        return next(received)
+
+    connection = Connection(application(FakeEngine("word")), path, {}, receive)
+    await asyncio.wait_for(connection.task, 5)
+    assert [message["status"] for message in connection.messages if "status" in message] == [499], connection.messages
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text

@@ -29,7 +29,7 @@ def test_version():
 
 def test_health():
     engine = FakeEngine()
-    assert client(engine).get("/health").status_code == 200
+    assert client(engine).get("/health").status_code == client(engine).head("/health").status_code == 200
     engine.healthy = RuntimeError("its loop has ended")
     response = client(engine).get("/health")
     assert response.status_code == 503 and "its loop has ended" in response.json()["error"]["message"]

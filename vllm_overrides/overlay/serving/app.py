@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 import vllm.envs as envs
@@ -100,7 +101,7 @@ async def version() -> Response:
     return JSONResponse({"version": __version__})
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
     """200 while the engine lives. The server listens only after it has produced a token, so before that nobody can
     ask."""
@@ -133,6 +134,7 @@ def build_app(args: Namespace) -> FastAPI:
     app.root_path = args.root_path or ""
     api_server_stock.mount_metrics(app)
     app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_exception)
@@ -173,6 +175,11 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     logger.info("%d for %s %s: %.300s", error.status, request.method, request.url.path, error.message)
     return JSONResponse(error.body(), status_code=error.status)
+
+
+async def _on_client_gone(_: Request, _error: Exception) -> Response:
+    """A client that left while it sent its body: no fault of the server's, so nothing is logged."""
+    return Response(status_code=_CLIENT_GONE)
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:
