@@ -53,6 +53,10 @@ install_lock() { # ENVIRONMENT PURPOSE: the lock with hashes, then torch
     if [ -n "$torch" ]; then
         say "$(basename "$env"): installing $torch"
         "$env/bin/pip" install "$torch"
+        if [ "$purpose" = serve ] && "$env/bin/pip" show --quiet triton 2>/dev/null; then
+            # It comes with a CUDA build of torch, nothing on a CPU uses it, and stock 0.6.3 cannot import this one.
+            "$env/bin/pip" uninstall --quiet --yes triton
+        fi
     fi
     echo "$key" > "$stamp"
 }
@@ -74,6 +78,8 @@ stock_wheel() { # prints the path of the compiled wheel; builds it once
     if ! ls "$dir"/vllm-*.whl >/dev/null 2>&1; then
         need_packages "$python"
         say "compiling stock vLLM 0.6.3 for CPU (about 3 minutes on 2 cores)"
+        # A CUDA build of torch (what PyPI has for x86-64) asks for the CUDA toolkit as soon as CMake looks for it.
+        "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && export Torch_ROOT=$here/torch_without_cuda
         PATH=$root/.venv/bin:$PATH bash "$here/build_stock.sh" "$dir" || die "stock vLLM could not be built"
     fi
     ls "$dir"/vllm-*.whl
