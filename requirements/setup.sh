@@ -97,15 +97,20 @@ install_stock() {
     echo "$key" > "$stamp"
 }
 
+serve_environment() {
+    make_venv "$root/.venv"
+    install_lock "$root/.venv" serve
+    install_stock
+}
+
 main() {
     exec 9> "$root/.setup.lock"
     flock -n 9 || { say "another setup runs in this folder; waiting for it"; flock 9; }
     case ${1:-} in
-        serve) make_venv "$root/.venv"; install_lock "$root/.venv" serve; install_stock ;;
-        test) main_serve; install_lock "$root/.venv" test ;;
+        serve) serve_environment ;;
+        test) serve_environment; install_lock "$root/.venv" test ;;
         reference) make_venv "$root/.venv-reference"; install_lock "$root/.venv-reference" reference ;;
         *) die "usage: setup.sh serve|test|reference" ;;
     esac
 }
-main_serve() { make_venv "$root/.venv"; install_lock "$root/.venv" serve; install_stock; }
 main "$@"

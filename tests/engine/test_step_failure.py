@@ -1,9 +1,9 @@
 """An exception in a step fails the requests that were in it, whatever the engine is wrapped in, and nothing else."""
 import asyncio
-import threading
 
 import pytest
 
+from tests.helpers.engine_thread import serve_in_thread
 from tests.helpers.tiny_models import add, assert_same, drain, greedy, make_engine, prompt, run
 from vllm.overlay.engine.step_failure import StepFailed
 
@@ -152,17 +152,7 @@ def test_the_engine_process(qwen2, plain, tmp_path):
     arguments = AsyncEngineArgs(model=str(qwen2), **FIELDS)
     path = f"ipc://{tmp_path}/engine"
     server = MQLLMEngine.from_engine_args(arguments, UsageContext.API_SERVER, path)
-    stop = threading.Event()
-    alive = server._alive
-
-    def until_stopped():
-        alive()
-        if stop.is_set():
-            raise KeyboardInterrupt
-
-    server._alive = until_stopped
-    thread = threading.Thread(target=server.start, daemon=True)
-    thread.start()
+    stop, thread = serve_in_thread(server)
 
     async def main():
         config = arguments.create_engine_config()

@@ -2,12 +2,12 @@
 step, not the engine, not the prefix cache. It is never a token."""
 import asyncio
 import math
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.helpers.engine_thread import serve_in_thread
 from tests.helpers.tiny_models import add, assert_same, greedy, make_engine, prompt, run
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.step_failure import NonFiniteLogits
@@ -404,16 +404,8 @@ def test_a_stream_of_the_engine_process(qwen2, plain, tmp_path, monkeypatch):
     arguments = AsyncEngineArgs(model=str(qwen2), **SERVER)
     path = f"ipc://{tmp_path}/engine"
     server = MQLLMEngine.from_engine_args(arguments, UsageContext.API_SERVER, path)
-    engine, stop, alive = server.engine, threading.Event(), server._alive
-
-    def until_stopped():
-        alive()
-        if stop.is_set():
-            raise KeyboardInterrupt
-
-    server._alive = until_stopped
-    thread = threading.Thread(target=server.start, daemon=True)
-    thread.start()
+    engine = server.engine
+    stop, thread = serve_in_thread(server)
 
     async def main():
         client = module.MQLLMEngineClient(path, arguments.create_engine_config())
