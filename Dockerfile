@@ -1,0 +1,13 @@
+# What the platform builds; docs/submission.md tells all about it. Without network, card, driver and model: nothing is downloaded, and
+# neither torch nor vLLM is imported. A step that fails ends the build, so that an unpatched image cannot come out of it.
+FROM harbor.4pd.io/modelhubxc/enginex-iluvatar/bi100-3.2.3-x86-ubuntu20.04-py3.10-poc-llm-infer:v1.2.3
+
+WORKDIR /workspace
+COPY . /workspace
+
+# Inline, because a script with CRLF could not say so. grep ends with 1 when it finds nothing, which is what is wanted here.
+RUN crlf=$(LC_ALL=C grep -rlI --exclude-dir=.git "$(printf '\r')\$" /workspace) || [ $? = 1 ] || exit 2; \
+    if [ -n "$crlf" ]; then echo "refused: CRLF line endings in" $crlf": take a fresh git clone, in which .gitattributes keeps LF" >&2; exit 2; fi
+
+# Called through bash, because execute bits can get lost on the way here. Applies, then verifies by hashes and by a search for the markers.
+RUN bash ./patch_ops.sh
