@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environments: `setup.sh serve` (.venv with stock vLLM 0.6.3 for CPU), `setup.sh test` (adds the test tools to it),
-# `setup.sh reference` (.venv-reference with the transformers that knows the model). What is done is skipped; each step is stamped
-# with the hash of its inputs. The compiled stock wheel is kept in ${VLLM_OVERLAY_CACHE:-~/.cache/vllm-overlay} for other clones.
+# `setup.sh reference` (.venv-reference with the transformers that knows the model), `setup.sh torch21` (.venv-torch21 with the Python,
+# torch and transformers of the vendor's image). What is done is skipped; each step is stamped with the hash of its inputs. The compiled stock wheel is kept in ${VLLM_OVERLAY_CACHE:-~/.cache/vllm-overlay} for other clones.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -17,6 +17,14 @@ choose_python() {
         if "$name" -c '' 2>/dev/null; then echo "$name"; return; fi
     done
     die "no Python 3.11, 3.12 or 3.10 runs here; on Debian 12: apt-get install python3.11 python3.11-venv python3.11-dev"
+}
+
+python310() { # prints a Python 3.10 that runs; pyenv's are not on the PATH unless they are chosen
+    local each
+    for each in python3.10 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.10*/bin/python; do
+        if "$each" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null; then echo "$each"; return; fi
+    done
+    die "no Python 3.10 runs here (the vendor's image has it; neither python3.10 on the PATH nor one of pyenv's): pyenv install 3.10"
 }
 
 need_packages() { # names the Debian packages that are missing; root installs them
@@ -97,6 +105,18 @@ install_stock() {
     echo "$key" > "$stamp"
 }
 
+torch21_environment() {
+    local env=$root/.venv-torch21 key python
+    key=$(digest "$here/torch21.txt")
+    is_done "$env/.stamp-torch21" "$key" && return
+    python=$(python310)
+    say "making .venv-torch21 with $("$python" --version); about 4 GB with CUDA's libraries, which no CPU uses and torch links to"
+    rm -rf "$env"
+    "$python" -m venv "$env"
+    "$env/bin/pip" install --no-deps --require-hashes -r "$here/torch21.txt"
+    echo "$key" > "$env/.stamp-torch21"
+}
+
 serve_environment() {
     make_venv "$root/.venv"
     install_lock "$root/.venv" serve
@@ -110,7 +130,8 @@ main() {
         serve) serve_environment ;;
         test) serve_environment; install_lock "$root/.venv" test ;;
         reference) make_venv "$root/.venv-reference"; install_lock "$root/.venv-reference" reference ;;
-        *) die "usage: setup.sh serve|test|reference" ;;
+        torch21) torch21_environment ;;
+        *) die "usage: setup.sh serve|test|reference|torch21" ;;
     esac
 }
 main "$@"
