@@ -7,8 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from patches.engine import pins, readme, receipt
+from patches.engine import pins, readme, receipt, repin
 from patches.engine.errors import Refused
 from patches.engine.layout import RECEIPT, Layout
 from patches.engine.locate import find_tree
@@ -18,7 +19,8 @@ from patches.engine.states import State
 from patches.engine.transaction import change, locked, undo_interrupted
 from patches.engine.verify import hash_differences
 
-DONE, REFUSED = 0, 2
+DONE, REREAD, REFUSED = 0, 1, 2
+STOPPED = 130  # what a shell reports after Ctrl-C
 TREE_COMMANDS = ("plan", "apply", "verify", "revert", "status")
 REPOSITORY_COMMANDS = ("readme", "repin")
 DEFAULT = "apply-and-verify"
@@ -27,13 +29,14 @@ DEFAULT = "apply-and-verify"
 def main(arguments: Sequence[str], layout: Layout | None = None, pins_file: Path = pins.PINS_FILE) -> int:
     """Runs one command; the exit status.
 
-    plan and status: 0 clean, 1 drift, 2 refused. The others: 0 done, 2 refused or failed.
+    plan and status: 0 clean, 1 drift, 2 refused. ``repin --dry-run``: 0 no row to read again, 1 some, 2 refused. The
+    others: 0 done, 2 refused or failed.
 
     layout and pins_file: this repository's, unless a test brings its own.
     """
-    options = _parser().parse_args(arguments)
     layout = layout or Layout.of_repository()
     try:
+        options = _options(arguments)
         if options.command in REPOSITORY_COMMANDS:
             return _on_repository(options, layout, pins_file)
         return _on_tree(options.command, _Commands(find_tree(options.root), layout, pins_file))
@@ -42,29 +45,49 @@ def main(arguments: Sequence[str], layout: Layout | None = None, pins_file: Path
             _complain(reason)
     except OSError as error:
         _complain(f"{error}: remove the cause and run `bash patch_ops.sh status`")
+    except KeyboardInterrupt:
+        _complain("stopped from the keyboard; the tree is as it was")
+        return STOPPED
     return REFUSED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="patch_ops.sh", description="Lays the overlay over the installed vLLM.")
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}: `bash patch_ops.sh --help` shows what there is")
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="patch_ops.sh", description="Lays the overlay over the installed vLLM.")
     parser.add_argument(
         "--root", metavar="DIR", help="the vllm folder, instead of the one that the interpreter would import"
     )
     commands = (*TREE_COMMANDS, *REPOSITORY_COMMANDS, DEFAULT)
     parser.add_argument("command", nargs="?", choices=commands, default=DEFAULT)
-    parser.add_argument("file", nargs="?", type=Path, help="repin: the table of symbols of the stock trees (JSON)")
-    return parser
+    parser.add_argument(
+        "arguments", nargs="*", help="repin: STOCK_SYMBOLS.json, or DIR PIN [DIR PIN ...] with untouched vllm folders"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="repin: only say what is new")
+    options = parser.parse_intermixed_args(arguments)
+    if options.command != "repin" and (options.arguments or options.dry_run):
+        parser.error(f"{options.command} takes no {'--dry-run' if options.dry_run else options.arguments[0]!r}")
+    return options
 
 
 def _on_repository(options: argparse.Namespace, layout: Layout, pins_file: Path) -> int:
     if options.command == "readme":
         readme.rewrite(layout.overlays)
         return DONE
-    if options.file is None:
-        raise Refused("repin needs the table of symbols: bash patch_ops.sh repin STOCK_SYMBOLS.json")
-    found = pins.cut(options.file, layout.overlays)
+    in_use = repin.pins_in_use(pins_file, options.arguments)
+    trees = repin.read_trees(options.arguments, in_use, layout.overlays)
+    lines, reread = repin.report(in_use, trees, layout.overlays) if in_use else (["no pins to compare with"], False)
+    print("\n".join(lines), flush=True)
+    found = pins.cut(trees, layout.overlays)
+    if options.dry_run:
+        return REREAD if reread else DONE
     pins.dump(found, pins_file)
-    print(f"{len(found.stock)} stock files pinned")
+    print(f"{len(found.stock)} stock files pinned: {', '.join(found.names)}")
     return DONE
 
 

@@ -21,7 +21,7 @@ def find_tree(root: str | None = None) -> Path:
         tree = Path(root).resolve()
         if not (tree / "__init__.py").is_file():
             raise Refused(
-                f"{tree} is no vllm package (it has no __init__.py): give --root the folder that holds vllm/__init__.py"
+                f"{tree} is no vllm package (it has no __init__.py): name the folder vllm itself"
             )
         return tree
     trees = _trees_on_path()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,10 @@ from patches.engine.layout import symbol_place
 from patches.manifest import Overlay
 
 PINS_FILE = Path(__file__).resolve().parents[1] / "pins.json"
-_REPIN = "run `bash patch_ops.sh repin STOCK_SYMBOLS.json`"
+_REPIN = "run `bash patch_ops.sh repin STOCK_SYMBOLS.json`, or repin with the tree of every pin"
+
+# The digests of a whole stock file by its path, None where the tree has no such file.
+Lookup = Callable[[str], Digests | None]
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,17 @@ class Pins:
         return sorted({pin for by_pin in self.stock.values() for pin in by_pin})
 
     def check(self, overlays: tuple[Overlay, ...]) -> None:
-        """Raises Refused unless the pins hold exactly what the rows need."""
-        needed = _needed(overlays)
+        """Raises Refused unless the pins hold exactly what the rows need, each of them."""
+        needed = needed_by(overlays)
         if needed.keys() != self.stock.keys():
             differing = ", ".join(sorted(needed.keys() ^ self.stock.keys()))
             raise Refused(f"patches/pins.json does not go with the manifest ({differing}): {_REPIN}")
         for path, symbols in needed.items():
+            if absent := sorted(set(self.names) - self.stock[path].keys()):
+                raise Refused(f"patches/pins.json lacks {path} of {', '.join(absent)}: {_REPIN}")
             for pin, digests in self.stock[path].items():
-                if symbols != digests.symbols.keys():
-                    differing = ", ".join(sorted(symbols ^ digests.symbols.keys()))
+                if symbols.keys() != digests.symbols.keys():
+                    differing = ", ".join(sorted(symbols.keys() ^ digests.symbols.keys()))
                     raise Refused(
                         f"patches/pins.json, {path} of {pin}, does not go with the manifest ({differing}): {_REPIN}"
                     )
@@ -51,16 +56,24 @@ class Pins:
             if digests is not None and stock.whole == digests.whole
         }
 
+    def lookup(self, pin: str) -> Lookup:
+        """What is known of one pin."""
+        return lambda path: self.stock.get(path, {}).get(pin)
+
 
 def load(file: Path = PINS_FILE) -> Pins:
     """Reads what dump wrote."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
+        return Pins({path: {pin: _digests(entry) for pin, entry in by_pin.items()} for path, by_pin in raw.items()})
     except FileNotFoundError:
         raise Refused(f"{file} does not exist: {_REPIN}") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Refused(f"{file} is broken ({error}): {_REPIN}") from None
-    return Pins({path: {pin: Digests(**stock) for pin, stock in by_pin.items()} for path, by_pin in raw.items()})
+
+
+def _digests(entry: dict[str, Any]) -> Digests:
+    return Digests(entry["whole"], dict(entry["symbols"]))
 
 
 def dump(pins: Pins, file: Path = PINS_FILE) -> None:
@@ -69,51 +82,73 @@ def dump(pins: Pins, file: Path = PINS_FILE) -> None:
     files.write(file, files.Content((json.dumps(raw, indent=1, sort_keys=True) + "\n").encode()))
 
 
-def cut(table: Path, overlays: tuple[Overlay, ...]) -> Pins:
-    """The pins that the rows need, out of a table of whole trees.
+def read_table(table: Path) -> dict[str, Lookup]:
+    """The trees in a table of symbols, by the name of their pin.
 
-    table: JSON ``{path: {pin: {"digest": ..., "symbols": {name: {"digest": ...} or {"bases": [...]}}}}}``. Every pin
-    in it must hold every file and symbol, else Refused: a row that stands on something that one pin lacks cannot be
-    applied there.
+    table: JSON ``{path: {pin: {"digest": ..., "symbols": {name: {"digest": ...} or {"bases": [...]}}}}}``.
     """
     try:
-        trees = json.loads(table.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        entries = json.loads(table.read_text(encoding="utf-8"))
+        trees: dict[str, dict[str, Digests]] = {}
+        for path, by_pin in entries.items():
+            for pin, entry in by_pin.items():
+                symbols = {name: _value(symbol) for name, symbol in entry["symbols"].items()}
+                trees.setdefault(pin, {})[path] = Digests(entry["digest"], symbols)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise Refused(f"{table} cannot be read as a table of symbols: {error}") from None
-    names = sorted({pin for by_pin in trees.values() for pin in by_pin})
-    faults: list[str] = []
-    stock: dict[str, dict[str, Digests]] = {}
-    for path, symbols in sorted(_needed(overlays).items()):
-        for pin in names:
-            entry = trees.get(path, {}).get(pin)
-            faults += _lacking(path, pin, entry, symbols)
-            if entry is not None:
-                found = {name: _value(entry["symbols"][name]) for name in sorted(symbols) if name in entry["symbols"]}
-                stock.setdefault(path, {})[pin] = Digests(entry["digest"], found)
-    if faults:
-        raise Refused(*faults)
-    return Pins(stock)
-
-
-def _lacking(path: str, pin: str, entry: dict[str, Any] | None, symbols: set[str]) -> Iterator[str]:
-    if entry is None:
-        yield f"{pin} has no {path}: correct the row in patches/manifest.py"
-        return
-    for name in sorted(symbols - entry["symbols"].keys()):
-        yield f"{path} of {pin} has no symbol {name}: correct the row in patches/manifest.py"
+    return {pin: tree.get for pin, tree in trees.items()}
 
 
 def _value(symbol: dict[str, Any]) -> str:
     return symbol["digest"] if "digest" in symbol else class_value(symbol["bases"])
 
 
-def _needed(overlays: tuple[Overlay, ...]) -> dict[str, set[str]]:
-    """path -> the symbols of it that rows name; the target of every row that changes stock is there, even with none."""
-    needed: dict[str, set[str]] = {}
+def cut(trees: Mapping[str, Lookup], overlays: tuple[Overlay, ...]) -> Pins:
+    """The pins that the rows need, out of whole trees.
+
+    Every tree must hold every file and symbol, else Refused: a row that stands on something that one pin lacks cannot
+    be applied there.
+    """
+    faults: list[str] = []
+    stock: dict[str, dict[str, Digests]] = {}
+    for path, symbols in sorted(needed_by(overlays).items()):
+        for pin, lookup in sorted(trees.items()):
+            entry = lookup(path)
+            if entry is None:
+                users = [row.id for row in overlays if path in places_of(row)]
+                faults.append(f"{pin} has no {path}, on which {_rows(users)}")
+                continue
+            faults += [
+                f"{path} of {pin} has no symbol {name}, on which {_rows(users)}"
+                for name, users in sorted(symbols.items())
+                if name not in entry.symbols
+            ]
+            found = {name: entry.symbols[name] for name in sorted(symbols) if name in entry.symbols}
+            stock.setdefault(path, {})[pin] = Digests(entry.whole, found)
+    if faults:
+        raise Refused(*faults)
+    return Pins(stock)
+
+
+def _rows(ids: Iterable[str]) -> str:
+    return f"{', '.join(dict.fromkeys(ids))} stands: rework the row in patches/manifest.py and its code"
+
+
+def places_of(row: Overlay) -> dict[str, list[str]]:
+    """path -> symbols of it that the row names; the target of a row that changes stock is there, even with none."""
+    places: dict[str, list[str]] = {} if row.kind == "addition" else {row.target: []}
+    for symbol in row.symbols:
+        path, name = symbol_place(row, symbol)
+        places.setdefault(path, []).append(name)
+    return places
+
+
+def needed_by(overlays: tuple[Overlay, ...]) -> dict[str, dict[str, list[str]]]:
+    """path -> symbol -> ids of the rows that name it."""
+    needed: dict[str, dict[str, list[str]]] = {}
     for row in overlays:
-        if row.kind != "addition":
-            needed.setdefault(row.target, set())
-        for symbol in row.symbols:
-            path, name = symbol_place(row, symbol)
-            needed.setdefault(path, set()).add(name)
+        for path, names in places_of(row).items():
+            symbols = needed.setdefault(path, {})
+            for name in names:
+                symbols.setdefault(name, []).append(row.id)
     return needed
