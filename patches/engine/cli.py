@@ -125,7 +125,7 @@ class _Commands:
             plan = plan_apply(self._layout, pins.load(self._pins_file), self._root)
             _warn(plan)
             if plan.refusals:
-                raise Refused(*plan.refusals, f"nothing in {self._root} was touched")
+                raise Refused(*plan.refusals[:-1], f"{plan.refusals[-1]} (nothing in {self._root} was touched)")
             if plan.changes:
                 change(self._root, plan.changes, "apply")
         what = f"{len(self._layout.overlays)} overlays, pin {plan.pin}"

@@ -49,6 +49,13 @@ def write(path: Path, content: Content) -> None:
     sync_folder(path.parent)
 
 
+def move(source: Path, path: Path) -> None:
+    """Puts the file source at path in one step, mode and time included; takes no room on the disk."""
+    _make_folder(path.parent)
+    os.replace(source, path)
+    sync_folder(path.parent)
+
+
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)

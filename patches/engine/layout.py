@@ -17,6 +17,7 @@ KINDS = ("addition", "extension", "edit", "replacement")
 RECEIPT = "overlay/receipt.json"
 _KEPT = "_stock"
 _SHOWN = 5  # names in one line
+_TO_LF = r"`grep -rlZ $'\r' vllm_overrides patches | xargs -0 sed -i 's/\r$//'`"
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -66,13 +67,14 @@ class Layout:
             raise Refused(*faults)
 
     def _file_faults(self) -> Iterator[str]:
+        if not self.overrides.is_dir():
+            yield f"{self.overrides} does not exist: take the whole repository along"
+            return
         owners = Counter(piece.source for piece in self.pieces)
         listed = {self.overrides / name for name in files_below(self.overrides)}
         listed |= {self.edits / name for name in files_below(self.edits)}
         if unlisted := sorted(self._shown(source) for source in listed - owners.keys()):
-            more = f" and {len(unlisted) - _SHOWN} more" if len(unlisted) > _SHOWN else ""
-            advice = "add rows to patches/manifest.py, or take the files away"
-            yield f"in no row: {', '.join(unlisted[:_SHOWN])}{more}: {advice}"
+            yield f"in no row: {some(unlisted)}: add rows to patches/manifest.py, or take the files away"
         for source in sorted(source for source, count in owners.items() if count > 1):
             yield f"{self._shown(source)} is in {owners[source]} rows: leave it in one"
         for row in self.overlays:
@@ -80,6 +82,10 @@ class Layout:
                 yield f"row {row.id}: no file under vllm_overrides/{row.target}"
         for piece in self.pieces:
             yield from self._source_faults(piece)
+        # Of a checkout that turned line endings over every file has them, and one line must do.
+        present = sorted({piece.source for piece in self.pieces if piece.source.is_file()})
+        if crlf := [self._shown(source) for source in present if b"\r\n" in source.read_bytes()]:
+            yield f"CRLF line endings in {some(crlf)}: take a fresh git clone, or {_TO_LF}"
 
     def _source_faults(self, piece: Piece) -> Iterator[str]:
         shown = self._shown(piece.source)
@@ -89,13 +95,17 @@ class Layout:
         data = piece.source.read_bytes()
         if not markers.can_carry_marker(piece.path):
             yield f"{shown}: files of this type have no comments, so they cannot carry the marker: use another type"
-        if b"\r\n" in data:
-            yield f"{shown} has CRLF line endings: store it with LF"
         if markers.holds_marker(data):
             yield f"{shown} holds a marker line, which is added when the file is deployed: take it out"
 
     def _shown(self, source: Path) -> str:
         return source.relative_to(self.overrides.parent).as_posix()
+
+
+def some(names: list[str]) -> str:
+    """Names for one line: the first few, and how many more."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def kept_path(path: str) -> str:

@@ -31,15 +31,20 @@ def find_tree(root: str | None = None) -> Path:
         )
     if len(trees) > 1:
         raise Refused(
-            f"two different vllm trees on the search path, {trees[0]} and {trees[1]}: "
+            f"two different vllm trees on the search path, {' and '.join(trees.values())}: "
             "take one away, or say which with --root"
         )
-    return trees[0]
+    return next(iter(trees))
 
 
-def _trees_on_path() -> list[Path]:
-    """Every distinct tree, the one that ``import vllm`` would take first."""
+def _trees_on_path() -> dict[Path, str]:
+    """Every distinct tree and how to call it, the one that ``import vllm`` would take first."""
     specs = [importlib.util.find_spec("vllm")]  # asks also the finders of editable installs, which are on no path entry
     specs += [importlib.machinery.PathFinder.find_spec("vllm", [entry]) for entry in sys.path]
-    found = [Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin]
-    return list(dict.fromkeys(found))
+    trees: dict[Path, str] = {}
+    for spec in specs:
+        if spec is not None and spec.origin:
+            named = Path(spec.origin).parent
+            tree = Path(spec.origin).resolve().parent
+            trees.setdefault(tree, str(tree) if named == tree else f"{tree} (by the link {named})")
+    return trees

@@ -8,7 +8,7 @@ from pathlib import Path
 from patches.engine import pins, receipt
 from patches.engine.errors import Refused
 from patches.engine.files import Content
-from patches.engine.layout import RECEIPT, Layout, kept_path
+from patches.engine.layout import RECEIPT, Layout, kept_path, some
 from patches.engine.states import Examination, Finding, State
 from patches.engine.stock import Tree
 
@@ -45,7 +45,7 @@ def plan_apply(layout: Layout, known: pins.Pins, root: Path) -> Plan:
     examination = Examination(layout, known, tree)
     findings = examination.findings
     leaving = {path: marker for path, marker in tree.marked.items() if path not in {f.piece.path for f in findings}}
-    refusals = [f"{f.piece.path}: {f.state.value}: {f.note}" for f in findings if f.state in REFUSED]
+    refusals = _refusals(findings)
     warnings = [f"{f.piece.path}: DRIFT: {f.drift}" for f in findings if f.drift]
     wanted: dict[str, Content | None] = {}
     if not refusals:
@@ -54,6 +54,15 @@ def plan_apply(layout: Layout, known: pins.Pins, root: Path) -> Plan:
         wanted |= {f.piece.path: f.deployed for f in findings}
         wanted[RECEIPT] = receipt.receipt_of(layout, examination.pin, findings)
     return Plan(root, examination.pin, findings, leaving, _really(tree, wanted), refusals, warnings)
+
+
+def _refusals(findings: list[Finding]) -> list[str]:
+    """One line for each cause, however many targets it concerns."""
+    targets: dict[str, list[str]] = {}
+    for f in findings:
+        if f.state in REFUSED:
+            targets.setdefault(f"{f.state.value}: {f.note}", []).append(f.piece.path)
+    return [f"{some(paths)}: {cause}" for cause, paths in targets.items()]
 
 
 def plan_revert(root: Path) -> dict[str, Content | None]:

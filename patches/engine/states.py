@@ -170,5 +170,9 @@ def _deployed_bytes(piece: Piece, original: Content) -> bytes:
     source = piece.source.read_bytes()
     if piece.row.kind == "edit":
         name = f"patches/edits/{piece.path}.patch"
-        source = apply_diff(original.data, parse_diff(source.decode("utf-8"), name), name)
+        try:
+            text = source.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused(f"{name} is no UTF-8 ({error}): store it as UTF-8") from None
+        source = apply_diff(original.data, parse_diff(text, name), name)
     return with_marker(source, piece.path, piece.row.id)

@@ -67,11 +67,11 @@ def undo_interrupted(tree: Path) -> str | None:
     journal = tree / JOURNAL
     action = None
     if journal.is_dir():
-        record = json.loads((journal / _LIST).read_text(encoding="utf-8"))
-        action = str(record["action"])
-        for entry in record["files"]:
-            files.remove(files.temporary_of(tree / entry["path"]))
-            _put(tree, entry["path"], _saved(journal, entry))
+        action, copies = _read_journal(journal)
+        for path in copies:
+            files.remove(files.temporary_of(tree / path))
+        for path, copy in copies.items():
+            _put_back(tree, path, journal / copy if copy else None)
         os.rename(journal, tree / _FINISHED)
     _forget(tree)
     return action
@@ -92,8 +92,15 @@ def _write_journal(tree: Path, changes: Mapping[str, Content | None], action: st
     files.sync_folder(tree)
 
 
-def _saved(journal: Path, entry: dict[str, str | None]) -> Content | None:
-    return files.read(journal / entry["copy"]) if entry["copy"] is not None else None
+def _read_journal(journal: Path) -> tuple[str, dict[str, str | None]]:
+    """What was done, and path -> the name of its copy in the journal (None: there was no file)."""
+    try:
+        record = json.loads((journal / _LIST).read_text(encoding="utf-8"))
+        return str(record["action"]), {str(entry["path"]): entry["copy"] for entry in record["files"]}
+    except (ValueError, LookupError, TypeError) as error:
+        raise Refused(
+            f"{journal} is broken ({error}), so what it stands for cannot be undone: install vLLM 0.6.3 anew"
+        ) from None
 
 
 def _put(tree: Path, path: str, content: Content | None) -> None:
@@ -102,9 +109,26 @@ def _put(tree: Path, path: str, content: Content | None) -> None:
         files.write(target, content)
     else:
         files.remove(target)
+    _clean_up(tree, target)
+
+
+def _put_back(tree: Path, path: str, copy: Path | None) -> None:
+    """copy: in the journal, None where there was no file. It is moved, because undoing must work on a full disk."""
+    target = tree / path
+    if copy is None:
+        files.remove(target)
+    elif not copy.exists():
+        pass  # an undo that was killed has moved it already
+    elif files.read(copy) == files.read(target):
+        pass  # never touched, perhaps because it cannot be
+    else:
+        files.move(copy, target)
+    _clean_up(tree, target)
+
+
+def _clean_up(tree: Path, target: Path) -> None:
     files.remove_compiled(target)
-    if content is None:
-        files.remove_empty_folders(target.parent, tree)
+    files.remove_empty_folders(target.parent, tree)
 
 
 def _forget(tree: Path) -> None:
@@ -122,5 +146,7 @@ def _require_writable(tree: Path, changes: Mapping[str, Content | None]) -> None
             existing = existing.parent
         caches = [existing / "__pycache__"] if (existing / "__pycache__").is_dir() else []
         for place in (existing, *caches):
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                raise Refused(f"{place} lies on a read-only file system: mount it writable")
             if not os.access(place, os.W_OK | os.X_OK):
                 raise Refused(f"no permission to write in {place}: run as its owner, or make it writable")

@@ -112,7 +112,7 @@ def test_faulty_row_is_refused(world: World, change: dict, message: str) -> None
     [
         ("overlay/new.py", "X = 1\n", "in no row: vllm_overrides/overlay/new.py: add rows to"),
         ("overlay/kernels/x.json", "{}\n", "overlay/kernels/x.json: files of this type have no comments"),
-        ("overlay/kernels/x.py", "X = 1\r\n", "overlay/kernels/x.py has CRLF line endings"),
+        ("overlay/kernels/x.py", "X = 1\r\n", "CRLF line endings in vllm_overrides/overlay/kernels/x.py: take a"),
         ("overlay/kernels/x.py", "# vllm-overlay: x\nX = 1\n", "overlay/kernels/x.py holds a marker line"),
         ("../patches/edits/x.txt", "", "in no row: patches/edits/x.txt"),
     ],

@@ -146,7 +146,7 @@ def test_our_classes_are_in_use(tree: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tree.parent)}
     done = subprocess.run([sys.executable, str(PROOF), str(tree)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
-    code = "from vllm.overlay.runtime.startup_check import check_deployed; check_deployed()"
+    code = "from vllm.overlay.runtime.startup_check import check_deployed; print('vllm overlay:', check_deployed())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
     line = [line for line in done.stdout.splitlines() if line.startswith("vllm overlay: ")]

@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
+from patches.engine.errors import Refused
 from patches.engine.locate import find_tree
 from patches.engine.transaction import locked
-from tests.helpers.overlay_world import EDIT, REPOSITORY, STOCK, World, copy_tree, differences, row, snapshot
+from tests.helpers.overlay_world import EDIT, REPOSITORY, STOCK, World, copy_tree, differences, row, snapshot, write
+from tests.helpers.private_mounts import in_private_mounts, mount_read_only
 
 UNKNOWN = "install a supported vLLM"
 
@@ -30,7 +32,7 @@ CHANGED_BASE = SCHEDULER.replace("Scheduler:", "Scheduler(dict):")
         ("core/scheduler.py", "not python", "FOREIGN: core/scheduler.py has no Scheduler"),
         ("core/scheduler_stock.py", "x = 1\n", "FOREIGN: core/scheduler_stock.py exists and is not ours: move it away"),
         ("overlay/__init__.py", "x = 1\n", "FOREIGN: a file that is not ours lies where ours belongs"),
-        ("config.py", CONFIG.replace("return LIMIT", "return 7"), "README.md: FOREIGN: config.py Config.limit is ["),
+        ("config.py", CONFIG.replace("return LIMIT", "return 7"), "config.py: FOREIGN: config.py Config.limit is ["),
     ],
 )
 def test_foreign_file(world: World, path: str, text: str, message: str) -> None:
@@ -38,6 +40,7 @@ def test_foreign_file(world: World, path: str, text: str, message: str) -> None:
     for command in ("plan", "status", "apply"):
         printed = world.refused(command)
         assert message in printed, f"{command} printed:\n{printed}"
+        assert printed.count("refused: ") == 1, f"one cause, several lines:\n{printed}"
     assert f"nothing in {world.tree} was touched" in printed
 
 
@@ -118,6 +121,17 @@ def test_links_to_one_tree_are_one_tree(world: World, monkeypatch: pytest.Monkey
     assert find_tree() == world.tree
 
 
+def test_second_tree_behind_a_link(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names, two trees; the line has the name that the user knows too."""
+    other = copy_tree(world.tree, world.repository / "other" / "vllm")
+    link = world.repository / "packages"
+    link.mkdir()
+    (link / "vllm").symlink_to(other)
+    monkeypatch.setattr(sys, "path", [str(world.tree.parent), str(link)])
+    with pytest.raises(Refused, match=f"trees on .*, {world.tree} and {other} .by the link {link / 'vllm'}.: take one"):
+        find_tree()
+
+
 def test_no_tree(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(world.repository)])
     with pytest.raises(Exception, match="no vllm on the search path of .*PYTHON="):
@@ -149,6 +163,86 @@ def test_readonly_folder(world: World) -> None:
         folder.chmod(0o755)
     assert done.stdout == f"no permission to write in {folder}: run as its owner, or make it writable\n", done.stderr
     assert differences(before, snapshot(world.tree)) == []
+
+
+def test_readonly_mount(world: World) -> None:
+    """Permission bits do not bind root, a mount does. Looking is allowed; nothing is tried."""
+    def look_and_apply() -> list[tuple[int, str]]:
+        mount_read_only(world.tree.parent)
+        return [world.run(command) for command in ("plan", "status", "verify", "apply", "apply-and-verify")]
+
+    before = snapshot(world.tree)
+    statuses = in_private_mounts(look_and_apply)
+    assert [status for status, _ in statuses] == [0, 0, 2, 2, 2], statuses
+    for _, printed in statuses[3:]:
+        assert printed == f"refused: {world.tree} lies on a read-only file system: mount it writable\n"
+    assert differences(before, snapshot(world.tree)) == []
+    world.must("apply")
+    applied = snapshot(world.tree)
+
+    def look_and_revert() -> list[tuple[int, str]]:
+        mount_read_only(world.tree / "core")
+        return [world.run(command) for command in ("status", "verify", "apply", "revert")]
+
+    statuses = in_private_mounts(look_and_revert)
+    assert [status for status, _ in statuses] == [0, 0, 0, 2], statuses
+    assert statuses[3][1] == f"refused: {world.tree / 'core'} lies on a read-only file system: mount it writable\n"
+    assert differences(applied, snapshot(world.tree)) == []
+
+
+def test_readonly_file_in_a_writable_folder(world: World) -> None:
+    """A single file mounted into a container cannot be replaced; that shows half-way, and all is undone."""
+    before = snapshot(world.tree)
+
+    def apply() -> tuple[int, str, list[str]]:
+        mount_read_only(world.tree / "core/scheduler.py")
+        return (*world.run("apply"), differences(before, snapshot(world.tree)))
+
+    status, printed, left = in_private_mounts(apply)
+    assert (status, left) == (2, [])
+    assert "refused: apply failed ([Errno 16]" in printed and "and everything was undone: remove the cause" in printed
+    assert printed.count("\n") == 1, printed
+
+
+def test_crlf_everywhere(world: World) -> None:
+    """A checkout that turned every line ending: one line, which says what to do."""
+    sources = [world.layout.edits / "config.py.patch", *world.layout.overrides.rglob("*.*")]
+    for file in sources:
+        file.write_bytes(file.read_bytes().rstrip(b"\n").replace(b"\n", b"\r\n") + b"\r\n")
+    lines = world.refused().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("refused: CRLF line endings in patches/edits/config.py.patch, vllm_overrides/core/sch")
+    command = lines[0].split("`")[1]
+    folder = world.layout.overrides.parent
+    subprocess.run(["bash", "-c", command], cwd=folder, check=True)
+    world.must("apply")
+
+
+def test_many_files_with_crlf_are_one_line(world: World) -> None:
+    for number in range(20):
+        world.source(f"overlay/kernels/x{number}.py", "X = 1\r\n")
+    printed = world.refused()
+    assert "and 15 more: take a fresh git clone, or `grep" in printed and printed.count("\n") == 1, printed
+
+
+def test_incomplete_repository(world: World) -> None:
+    """A build whose context left the sources out."""
+    world.layout.overrides.rename(world.repository / "elsewhere")
+    printed = world.refused()
+    assert printed == f"refused: {world.layout.overrides} does not exist: take the whole repository along\n"
+
+
+def test_edit_in_another_encoding(world: World) -> None:
+    edit = world.layout.edits / "config.py.patch"
+    edit.write_bytes(edit.read_bytes().replace(b"# ours", b"# \xfcnser"))
+    assert "config.py: FOREIGN: patches/edits/config.py.patch is no UTF-8 (" in world.refused()
+
+
+def test_broken_journal(world: World) -> None:
+    for text in ("{", "[]", '{"action": 1}'):
+        write(world.tree / ".vllm-overlay-journal/journal.json", text)
+        printed = world.refused("status")
+        assert "journal is broken (" in printed and "install vLLM 0.6.3 anew" in printed and printed.count("\n") == 1
 
 
 def test_two_at_a_time(world: World) -> None:
