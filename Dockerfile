@@ -7,7 +7,9 @@ COPY . /workspace
 
 # Inline, because a script with CRLF could not say so. grep ends with 1 when it finds nothing, which is what is wanted here.
 RUN crlf=$(LC_ALL=C grep -rlI --exclude-dir=.git "$(printf '\r')\$" /workspace) || [ $? = 1 ] || exit 2; \
-    if [ -n "$crlf" ]; then echo "refused: CRLF line endings in" $crlf": take a fresh git clone, in which .gitattributes keeps LF" >&2; exit 2; fi
+    if [ -n "$crlf" ]; then \
+        echo "refused: CRLF line endings in $(echo "$crlf" | wc -l) files:" $(echo "$crlf" | sort | head -n 10)": take a fresh git clone, in which .gitattributes keeps LF" >&2; exit 2; \
+    fi
 
 # Called through bash, because execute bits can get lost on the way here. Applies, then verifies by hashes and by a search for the markers.
 RUN bash ./patch_ops.sh
