@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,26 +14,23 @@ import httpx
 import openai
 import pytest
 
+from tests.helpers.server_process import ServerProcess, free_port
 from tests.helpers.tokenizer import cache_folder, tokenizer_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 262144
 END_OF_THOUGHT = 248069
-START_S = 240       # generous: on a busy machine the imports of two processes alone take a minute
 QUESTION = [{"role": "user", "content": "What is 2+2?"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
 
 
-class Demo:
+class Demo(ServerProcess):
     """The running server: `ask` posts a chat request and returns the answer's JSON, which must have come with 200."""
 
-    def __init__(self, port: int, log: Path, process: subprocess.Popen) -> None:
-        self.base, self.log, self.process = f"http://127.0.0.1:{port}", log, process
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
         self.api = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0, timeout=120)
-
-    def post(self, path: str = "/v1/chat/completions", **body) -> httpx.Response:
-        return httpx.post(self.base + path, json={"model": "llm", "max_tokens": 8, **body}, timeout=120)
 
     def ask(self, **body) -> dict:
         response = self.post(**{"messages": QUESTION, **body})
@@ -61,30 +57,19 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="session")
 def demo(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    log = tmp_path_factory.mktemp("demo") / "log"
+    port = free_port()
     environment = {**os.environ, "PYTHON": sys.executable, "NAME": "llm", "HOST": "127.0.0.1", "PORT": str(port)}
-    with log.open("w") as file:
-        process = subprocess.Popen(["bash", str(ROOT / "requirements/serve.sh"), str(checkpoint)], env=environment,
-                                   stdout=file, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + START_S
-    while "\nReady: " not in log.read_text():
-        assert process.poll() is None, f"the server ended with {process.poll()}:\n{log.read_text()[-3000:]}"
-        assert time.monotonic() < deadline, f"not ready after {START_S} s:\n{log.read_text()[-3000:]}"
-        time.sleep(0.1)
-    yield Demo(port, log, process)
-    process.terminate()
+    started = Demo(["bash", ROOT / "requirements/serve.sh", checkpoint], port, tmp_path_factory.mktemp("demo") / "log",
+                   environment)
     try:
-        status = process.wait(60)
+        yield started.wait_until_ready()
     finally:
-        process.kill()
-    assert status == 0, f"ended with {status} after SIGTERM:\n{log.read_text()[-3000:]}"
+        status = started.end(ask=True)
+    assert status == 0, f"ended with {status} after SIGTERM:\n{started.output()[-3000:]}"
 
 
 def test_start_says_what_runs(demo):
-    log = demo.log.read_text()
+    log = demo.output()
     assert re.search(r"pin pypi-0\.6\.3", log), log[:2000]
     assert "Prefix caching is off" in log, "a hybrid model must say that its prefix cache is off"
     for op in ("gated_delta_rule", "causal_conv1d", "moe", "norms", "rope", "paged_attention", "sampling"):
@@ -93,8 +78,8 @@ def test_start_says_what_runs(demo):
 
 
 def test_the_printed_command_works(demo):
-    command = re.search(r"^curl .*$", demo.log.read_text(), re.MULTILINE)
-    assert command, demo.log.read_text()[-2000:]
+    command = re.search(r"^curl .*$", demo.output(), re.MULTILINE)
+    assert command, demo.output()[-2000:]
     assert shutil.which("curl"), "this test needs curl"
     done = subprocess.run(["bash", "-c", command.group() + " -s"], capture_output=True, text=True, timeout=120)
     assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0, done.stdout + done.stderr
@@ -217,4 +202,4 @@ def test_bad_input_names_the_field(demo, body, field):
 
 
 def metrics(demo: Demo) -> str:
-    return httpx.get(f"{demo.base}/metrics", follow_redirects=True).text
+    return demo.get("/metrics").text

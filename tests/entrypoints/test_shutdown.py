@@ -101,7 +101,7 @@ async def test_the_engine_is_gone_and_nobody_is_told():
 
 
 async def test_a_failed_start_is_one_line_and_exit_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(startup_check, "check_deployed", lambda: None)
+    monkeypatch.setattr(startup_check, "check_deployed", lambda: "")
     sock = server.bind("127.0.0.1", 0)
     sock.listen()
     port = sock.getsockname()[1]

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.fake_engine import SMALL, FakeEngine, settings, tokenizer
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
+from vllm import scripts
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai import run_batch, run_batch_stock
 from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.overlay.attention import choice
+from vllm.overlay.kernels.norms import backends
+from vllm.overlay.runtime import announced, startup_check
 from vllm.overlay.serving import engine_client, server
 from vllm.overlay.serving.errors import StartError, one_line
 from vllm.overlay.serving.service import Service
 from vllm.utils import FlexibleArgumentParser
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def arguments(*extra: str):
@@ -42,6 +55,131 @@ def test_a_bound_socket_refuses_until_the_server_listens():
     sock.close()
 
 
+# The server over an engine that is made up; a client in the same network asks it at two addresses of the machine.
+DEFAULT_ADDRESS = """
+import contextlib, os, signal, sys, threading, httpx
+from tests.helpers.fake_engine import FakeEngine
+from vllm.overlay.serving import engine_client, server
+
+@contextlib.asynccontextmanager
+async def made_up(engine_args, config):
+    yield engine_client.Engine(FakeEngine())
+
+def ask():
+    found = [httpx.get(f'http://{host}:8000/health').status_code for host in ('127.0.0.1', '127.0.0.9')]
+    print('health:', found, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+class Server(server._Server):
+    async def startup(self, sockets=None):
+        await super().startup(sockets=sockets)
+        print('bound:', sockets[0].getsockname(), flush=True)
+        threading.Thread(target=ask).start()
+
+engine_client.in_own_process = made_up
+server._Server = Server
+server.main()
+"""
+
+
+def test_where_it_listens_without_flags(model):
+    """Port 8000 of all interfaces, as the platform expects; in a network of its own, where nobody else has the port."""
+    alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this user cannot make a network namespace (unshare --net)")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([*alone, sys.executable, "-c", DEFAULT_ADDRESS, "--model", model, "--dtype", "float32",
+                           "--served-model-name", "llm"],
+                          capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert "bound: ('0.0.0.0', 8000)" in done.stdout and "health: [200, 200]" in done.stdout, done.stdout[-2000:]
+
+
+PROGRAMS = {
+    "module": (server.main, ["api_server", "--model", "/no/such"]),
+    "vllm serve": (scripts.main, ["vllm", "serve", "/no/such"]),
+    "run_batch": (run_batch.run, ["run_batch", "-i", "in", "-o", "out", "--model", "/no/such"]),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_refuses_a_half_applied_tree(program, monkeypatch):
+    """Before it looks at anything else. A text as exit status is that line on stderr, and status 1."""
+    main, argv = PROGRAMS[program]
+    monkeypatch.setattr(startup_check, "_JOURNAL", "overlay")
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert re.fullmatch("vllm overlay: an apply or revert was killed half-way: run .*", caught.value.code)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_says_what_is_wrong_in_one_line(program, monkeypatch, capsys):
+    main, argv = PROGRAMS[program]
+    monkeypatch.setattr(startup_check, "check_deployed", lambda: "")
+    monkeypatch.setattr(run_batch, "check_deployed", lambda: "")
+    monkeypatch.setattr("sys.argv", [*argv, "--port", "0"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    error = capsys.readouterr().err
+    assert caught.value.code == 1 and error.startswith("vllm: error: ") and error.count("\n") == 1, error
+    assert "/no/such" in error, error
+
+
+def test_a_batch_starts_like_the_server(model, monkeypatch, capsys):
+    """It says what runs, and its workers are bound to that."""
+    bound = []
+
+    async def main(args):
+        bound.append(os.environ[announced.VARIABLE])
+
+    monkeypatch.setattr(run_batch, "check_deployed", lambda: "pin p, 3 overlays, manifest m")
+    monkeypatch.setattr(run_batch_stock, "main", main)
+    monkeypatch.setattr("sys.argv", ["run_batch", "-i", "in", "-o", "out", "--model", str(model), "--dtype", "float32"])
+    run_batch.run()
+    line, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("vllm overlay: "))
+    assert re.match("vllm overlay: pin p, 3 overlays, manifest m; back ends: attention torch-paged, .*moe torch", line)
+    assert "attention=torch-paged" in bound[0] and "moe=torch" in bound[0], bound
+    assert announced.VARIABLE not in os.environ
+
+
+@pytest.fixture
+def undecided(monkeypatch):
+    """As in a process that has not yet chosen a back end of `norms`."""
+    monkeypatch.setattr(backends, "_chosen", None)
+
+
+async def test_a_back_end_that_does_not_exist(model, monkeypatch, undecided):
+    monkeypatch.setenv("VLLM_OVERLAY_KERNELS_NORMS", "native2")
+    line = await start_failure(model)
+    assert "VLLM_OVERLAY_KERNELS_NORMS=native2: norms: no back end 'native2'; the choices are torch, reference" in line
+
+
+async def test_a_back_end_that_cannot_run(model, monkeypatch, undecided):
+    monkeypatch.setenv("VLLM_OVERLAY_KERNELS_NORMS", "torch")
+    monkeypatch.setattr(backends.load("torch"), "unavailable", lambda: "no such card", raising=False)
+    line = await start_failure(model)
+    assert "VLLM_OVERLAY_KERNELS_NORMS=torch: norms: back end 'torch' cannot run here: no such card" in line
+
+
+async def test_an_attention_back_end_of_another_device(model, monkeypatch):
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASH_ATTN")
+    choice.selector.get_attn_backend.cache_clear()
+    assert "VLLM_ATTENTION_BACKEND=FLASH_ATTN: only TORCH_SDPA runs on the CPU" in await start_failure(model)
+
+
+async def test_a_worker_that_must_use_another_back_end(model):
+    """On which the library of the announced one does not load, say: the start fails with the worker's reason."""
+    engine_args = AsyncEngineArgs(model=str(model), dtype="float32", max_model_len=256, disable_log_stats=True)
+    choices = {"attention": "torch-paged", "paged_attention": "native"}
+    with announced.announced(choices), pytest.raises(StartError) as caught:
+        async with engine_client.in_own_process(engine_args, engine_args.create_engine_config()):
+            pass
+    line = str(caught.value)
+    assert re.fullmatch(r"paged_attention: the server announced back end native, but process \d+ can only use torch "
+                        r"\(.*\): repair that, or set VLLM_OVERLAY_KERNELS_PAGED_ATTENTION=torch", line), line
+
+
 @pytest.mark.parametrize(("extra", "words"), [
     (["--reasoning-parser", "qwen4"], "--reasoning-parser qwen4 is not known; choose from qwen3"),
     (["--tool-call-parser", "hermes"], "--tool-call-parser hermes is not known; choose from qwen3_coder"),
@@ -58,7 +196,7 @@ async def start_failure(model, *extra: str) -> str:
     """Why a server over this folder does not start; nothing of it reaches an engine."""
     args = arguments("--model", str(model), "--dtype", "float32", *extra)
     with server.bind("127.0.0.1", 0) as sock, pytest.raises(StartError) as caught:
-        await server._serve(args, sock, {})
+        await server._serve(args, sock, {}, "")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

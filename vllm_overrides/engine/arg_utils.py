@@ -1,8 +1,9 @@
-"""Engine arguments with the defaults of `vllm.overlay.engine.defaults`."""
+"""Engine arguments with the defaults of `vllm.overlay.engine.defaults`, refused where a step would hang the card."""
 from typing import Any
 
-from vllm.config import ModelConfig
+from vllm.config import EngineConfig, ModelConfig
 from vllm.engine import arg_utils_stock as _stock
+from vllm.overlay.attention.choice import check_config
 from vllm.overlay.engine import defaults
 
 
@@ -14,6 +15,11 @@ class EngineArgs(_stock.EngineArgs):
         model_config = super().create_model_config()
         defaults.apply(self, model_config)
         return model_config
+
+    def create_engine_config(self) -> EngineConfig:
+        config = super().create_engine_config()
+        check_config(config)
+        return config
 
 
 class AsyncEngineArgs(_stock.AsyncEngineArgs, EngineArgs):

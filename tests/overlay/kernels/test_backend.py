@@ -1,11 +1,16 @@
 """The registry of back ends: what is chosen, what is said about it, and what is refused."""
 import importlib
 import inspect
+import os
+import re
+import sys
 import types
 
 import pytest
+import torch
 
 from vllm.overlay.kernels import backend
+from vllm.overlay.runtime.announced import announced
 
 OPS = ["gated_delta_rule", "causal_conv1d", "moe", "paged_attention", "norms", "rope", "sampling"]
 VARIABLE = "VLLM_OVERLAY_KERNELS_NORMS"
@@ -78,3 +83,38 @@ def test_back_ends_of_an_operator_have_the_same_functions_and_parameters(op):
         module = backends.load(name)
         for function, parameters in functions.items():
             assert list(inspect.signature(getattr(module, function)).parameters) == parameters, (name, function)
+
+
+def test_all_operators_are_chosen_by_name():
+    assert backend.choose_all() == dict.fromkeys(sorted(OPS), "torch")
+
+
+def test_what_the_server_announced_binds_every_process(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with announced({"norms": "torch", "moe": "native"}):
+        assert norms().chosen_name() == "torch"
+    before = dict(os.environ)
+    with announced({"norms": "native"}), pytest.raises(RuntimeError) as caught:
+        norms().chosen()
+    assert re.fullmatch(r"norms: the server announced back end native, but process \d+ can only use torch \(its output "
+                        rf"says why\): repair that, or set {VARIABLE}=torch", str(caught.value)), caught.value
+    assert dict(os.environ) == before
+
+
+def test_choosing_does_not_touch_a_device(monkeypatch):
+    """The server does it too, which must not hold a card. Every back end is imported anew and asked."""
+    touched = pytest.fail
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda *_: touched("a device was initialised"))
+    monkeypatch.setattr(torch._C, "_cuda_init", lambda *_: touched("a device was initialised"), raising=False)
+    asked = 0
+    for op in OPS:
+        package = importlib.import_module(f"vllm.overlay.kernels.{op}")
+        for name, path in package.backends._modules.items():
+            monkeypatch.setattr(package, path.rpartition(".")[2], None, raising=False)
+            monkeypatch.delitem(sys.modules, path, raising=False)
+            try:
+                assert package.backends.load(name) is sys.modules[path]
+            except RuntimeError as reason:
+                assert "cannot run here" in str(reason), reason
+            asked += 1
+    assert asked >= 2 * len(OPS) and not torch.cuda.is_initialized()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from patches.engine import transaction
-from tests.helpers.overlay_world import REPOSITORY, World, make_world, row, write
+from tests.helpers.overlay_world import REPOSITORY, SOURCES, World, make_world, row, write
 
-CHECK = "from vllm.overlay.runtime.startup_check import check_deployed; check_deployed()"
+CHECK = "from vllm.overlay.runtime.startup_check import check_deployed; print(check_deployed())"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_one_line_when_all_is_right(world: World) -> None:
     done = start(world)
     manifest = json.loads((world.tree / "overlay/receipt.json").read_text())["manifest"]
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert done.stdout == f"vllm overlay: pin pin-a|pin-b, 7 overlays, manifest {manifest[:12]}\n"
+    assert done.stdout == f"pin pin-a|pin-b, 7 overlays, manifest {manifest[:12]}\n"
 
 
 def test_drift_is_said(world: World) -> None:
@@ -85,6 +85,17 @@ def test_no_usable_receipt(world: World, content: str | None) -> None:
     assert "no usable receipt" in refusal(world)
 
 
+def test_receipt_of_another_manifest(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In itself it is in order; the tree is not what it describes."""
+    file = world.tree / "overlay/receipt.json"
+    ours = file.read_bytes()
+    world.source("core/scheduler.py", SOURCES["core/scheduler.py"] + "\n# another\n")
+    world.must("apply")
+    assert file.read_bytes() != ours
+    file.write_bytes(ours)
+    assert "vllm/core/scheduler.py is not the file that was deployed" in refusal(world)
+
+
 def test_interrupted_apply(world: World) -> None:
     (world.tree / transaction.JOURNAL).mkdir()
     assert "an apply or revert was killed half-way" in refusal(world)
@@ -99,6 +110,20 @@ def test_module_from_elsewhere(world: World, tmp_path: Path) -> None:
         "spec.loader.exec_module(module)\n"
     )
     assert f"vllm.core.scheduler was imported from {tmp_path / 'decoy.py'}, not from" in refusal(world, code + CHECK)
+
+
+def test_module_of_a_second_vllm(world: World, tmp_path: Path) -> None:
+    """Found first by a path that somebody put before ours."""
+    second = tmp_path / "second/vllm"
+    write(second / "core/__init__.py", "")
+    write(second / "core/scheduler.py", (world.tree / "core/scheduler_stock.py").read_text())
+    code = (
+        f"import sys, vllm; vllm.__path__.insert(0, {str(second)!r})\n"
+        "for name in ('vllm.core', 'vllm.core.scheduler'): del sys.modules[name]\n"
+    )
+    assert f"vllm.core.scheduler was imported from {second / 'core/scheduler.py'}, not from {world.tree}" in refusal(
+        world, code + CHECK
+    )
 
 
 def test_stock_class_still_in_use(world: World) -> None:

@@ -1,8 +1,8 @@
 """vLLM's attention back end over `vllm.overlay.kernels.paged_attention`: prompts, pieces of prompts and decode rows in
 one batch.
 
-It runs on every device. On the CPU it is the only one; on a card it is the reference and the fallback of the native one
-(VLLM_ATTENTION_BACKEND=TORCH_SDPA).
+It runs on every device and is the default on all. On the CPU it is the only one; on a card VLLM_ATTENTION_BACKEND names
+stock's.
 """
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -13,6 +13,8 @@ import torch
 from vllm.attention.backends.abstract import AttentionBackend, AttentionImpl, AttentionMetadata, AttentionType
 from vllm.attention.backends.utils import CommonAttentionState, CommonMetadataBuilder
 from vllm.overlay.kernels.paged_attention import paged_attention, write_kv
+
+_OTHERS = "on a card VLLM_ATTENTION_BACKEND=FLASH_ATTN or XFORMERS names stock's"
 
 
 class PagedTorchBackend(AttentionBackend):
@@ -143,7 +145,7 @@ class PagedTorchImpl(AttentionImpl[PagedTorchMetadata]):
         if kv_cache_dtype != "auto":
             refused.append(f"KV cache dtype {kv_cache_dtype}")
         if refused:
-            raise ValueError(f"the torch-paged attention back end does not support {', '.join(refused)}")
+            raise ValueError(f"the torch-paged attention back end does not support {', '.join(refused)}; {_OTHERS}")
 
     def forward(self,
                 query: torch.Tensor,
@@ -159,7 +161,8 @@ class PagedTorchImpl(AttentionImpl[PagedTorchMetadata]):
         kv_cache: see `PagedTorchBackend`; empty while memory is profiled: rows then see their own piece only.
         """
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"the torch-paged attention back end is for decoders, not for {attn_type}")
+            raise NotImplementedError(f"the torch-paged attention back end is for decoders, not for {attn_type.name}; "
+                                      f"{_OTHERS}")
         meta = attn_metadata
         assert meta.query_starts is not None and meta.seq_lens is not None and meta.block_tables is not None
         query = query.reshape(-1, self.num_heads, self.head_size)

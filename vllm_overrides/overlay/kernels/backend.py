@@ -3,13 +3,20 @@
 Every operator folder owns one `Backends`. A back end is a module that defines the operator's functions by their public
 names; it is imported only when chosen. A module that depends on compiled code or on a device defines
 `unavailable() -> Optional[str]`: the reason why it cannot run here, or None.
+
+A server asks `unavailable` too, before the engine's process exists, and must not hold a device. So the import of a back
+end and `unavailable` may look for files and modules, read the environment, and ask `torch.cuda.is_available()`; they
+may not open a library that opens the device, make a tensor on it, or ask for its properties. What only the device can
+tell is told by the worker, as an error: it must choose what the server announced.
 """
 import importlib
 import os
+import pkgutil
 from collections.abc import Sequence
 from types import ModuleType
 
 from vllm.logger import init_logger
+from vllm.overlay.runtime.announced import agree
 
 logger = init_logger(__name__)
 
@@ -28,7 +35,7 @@ class Backends:
         self.op = op
         self.variable = f"VLLM_OVERLAY_KERNELS_{op.upper()}"
         self._modules: dict[str, str] = {name: f"{__package__}.{op}.{module}" for name, module in modules}
-        self._chosen: ModuleType | None = None
+        self._chosen: tuple[str, ModuleType] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -55,13 +62,23 @@ class Backends:
         """Returns the module in use; the first call decides and logs.
 
         Raises:
-            ValueError, RuntimeError: the back end asked for by the environment is unknown or cannot run (see `load`).
+            ValueError, RuntimeError: the back end asked for by the environment is unknown or cannot run (see `load`),
+            or the server announced another one than can run here.
         """
+        return self._decided()[1]
+
+    def chosen_name(self) -> str:
+        """Returns the name of the back end in use. Raises as `chosen`."""
+        return self._decided()[0]
+
+    def _decided(self) -> tuple[str, ModuleType]:
         if self._chosen is None:
-            self._chosen = self._choose()
+            name, module = self._choose()
+            agree(self.op, name, f"{self.variable}={name}")
+            self._chosen = name, module
         return self._chosen
 
-    def _choose(self) -> ModuleType:
+    def _choose(self) -> tuple[str, ModuleType]:
         asked = os.environ.get(self.variable, "")
         if asked:
             try:
@@ -69,15 +86,26 @@ class Backends:
             except (ValueError, RuntimeError) as error:
                 raise type(error)(f"{self.variable}={asked}: {error}") from None
             logger.info("%s: back end %s (asked for by %s)", self.op, asked, self.variable)
-            return module
+            return asked, module
         for name, path in self._modules.items():
             module = importlib.import_module(path)
             reason = _unavailable(module)
             if reason is None:
                 logger.info("%s: back end %s (of %s)", self.op, name, ", ".join(self.names))
-                return module
+                return name, module
             logger.warning("%s: back end %s cannot run here: %s", self.op, name, reason)
         raise RuntimeError(f"{self.op}: none of the back ends {', '.join(self.names)} can run here")
+
+
+def choose_all() -> dict[str, str]:
+    """Decides for every operator. Returns operator -> name of its back end, by name of the operator.
+
+    Raises:
+        ValueError, RuntimeError: an operator cannot have the back end that the environment asks for (see `Backends`).
+    """
+    package = importlib.import_module(__package__)
+    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    return {op: importlib.import_module(f"{__package__}.{op}").backends.chosen_name() for op in folders}
 
 
 def _unavailable(module: ModuleType) -> str | None:

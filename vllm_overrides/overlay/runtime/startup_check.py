@@ -23,20 +23,17 @@ _JOURNAL = ".vllm-overlay-journal"
 _ADVICE = "run `bash patch_ops.sh apply` with this interpreter"
 
 
-def check_deployed(import_targets: bool = True) -> None:
-    """Prints one line (pin, number of overlays, manifest hash). Raises SystemExit with one line at the first mismatch.
+def check_deployed(import_targets: bool = True) -> str:
+    """Returns what is deployed, for the start line: pin, number of overlays, manifest hash.
 
     import_targets: also import every stock module that we changed and see that it is ours and that the rest of vllm
-    uses it.
+    uses it. Raises SystemExit with one line at the first mismatch.
     """
     receipt = _receipt()
     for problem in _problems(receipt, import_targets):
         raise SystemExit(f"vllm overlay: {problem}: {_ADVICE}")
     drift = f", drift in {len(receipt['drift'])} files" if receipt["drift"] else ""
-    print(
-        f"vllm overlay: pin {receipt['pin']}, {receipt['count']} overlays, manifest {receipt['manifest'][:12]}{drift}",
-        flush=True,
-    )
+    return f"pin {receipt['pin']}, {receipt['count']} overlays, manifest {receipt['manifest'][:12]}{drift}"
 
 
 def check_target(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import inspect
@@ -105,7 +106,11 @@ async def version() -> Response:
 async def health(request: Request) -> Response:
     """200 while the engine lives. The server listens only after it has produced a token, so before that nobody can
     ask."""
+    failed = request.app.state.failed
     try:
+        # The client alone would notice after its next heartbeat.
+        if failed is not None and failed.done():
+            raise RuntimeError(failed.result())
         await service_of(request).engine.check_health()
     except Exception as error:
         return JSONResponse(error_body(f"The engine is not well: {error}", SERVER_ERROR, code="unhealthy"),
@@ -148,10 +153,13 @@ def build_app(args: Namespace) -> FastAPI:
     return app
 
 
-def init_app_state(state: State, service: Service, model_config: Any, log_stats: bool = True) -> None:
-    """What the routes find under ``app.state``. model_config: the engine's."""
+def init_app_state(state: State, service: Service, model_config: Any, log_stats: bool = True,
+                   failed: asyncio.Future[str] | None = None) -> None:
+    """What the routes find under ``app.state``. model_config: the engine's. failed: done, with the reason, once the
+    engine is gone."""
     settings = service.settings
     state.service = service
+    state.failed = failed
     state.engine_client = service.engine
     state.log_stats = log_stats
     state.openai_serving_chat = OpenAIServingChat(

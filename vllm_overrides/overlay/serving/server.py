@@ -1,4 +1,4 @@
-"""The server's life: check, bind, start the engine, prove that it produces a token, listen, drain, end.
+"""The server's life: check, bind, say what runs, start the engine, prove that it produces a token, listen, drain, end.
 
 Whatever prevents a start is one line on stderr and exit code 1.
 """
@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 import uvicorn
 
 from vllm.logger import init_logger
+from vllm.overlay.kernels.backend import choose_all
 from vllm.overlay.model import generation_defaults
+from vllm.overlay.runtime.announced import announced
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.errors import StartError, one_line
@@ -46,7 +48,7 @@ def main() -> None:
     try:
         validate_parsed_serve_args(args)
     except (ValueError, TypeError, OSError) as error:
-        _give_up(one_line(error))
+        give_up(one_line(error))
     uvloop.run(run_server(args))
 
 
@@ -55,7 +57,7 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
     more."""
     from vllm.overlay.runtime.startup_check import check_deployed
 
-    check_deployed()
+    deployed = check_deployed()
     main_task = asyncio.current_task()
     assert main_task is not None
     loop = asyncio.get_running_loop()
@@ -64,9 +66,9 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
     try:
         check_args(args)
         with contextlib.closing(bind(args.host, args.port)) as sock:
-            await _serve(args, sock, uvicorn_options)
+            await _serve(args, sock, uvicorn_options, deployed)
     except StartError as error:
-        _give_up(str(error))
+        give_up(str(error))
     except asyncio.CancelledError:
         logger.info("told to end before it was ready")
     finally:
@@ -74,7 +76,8 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
             loop.remove_signal_handler(number)
 
 
-def _give_up(why: str) -> NoReturn:
+def give_up(why: str) -> NoReturn:
+    """Ends the program: one line on stderr, exit code 1."""
     sys.stdout.flush()
     print(f"vllm: error: {why}", file=sys.stderr, flush=True)
     raise SystemExit(1) from None
@@ -111,7 +114,26 @@ def bind(host: str | None, port: int) -> socket.socket:
     return sock
 
 
-async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str, Any]) -> None:
+def back_ends(config: Any) -> dict[str, str]:
+    """Operator -> back end of a server with this engine configuration, the attention's first.
+
+    Raises StartError for one that the environment asks for and that does not exist or cannot run.
+    """
+    from vllm.overlay.attention.choice import backend_of
+
+    try:
+        attention = backend_of(config.model_config, config.cache_config).get_name()
+        return {"attention": attention, **choose_all()}
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise StartError(one_line(error)) from error
+
+
+def start_line(deployed: str, choices: dict[str, str]) -> str:
+    """What runs here, for the log and whoever reads it later."""
+    return f"vllm overlay: {deployed}; back ends: " + ", ".join(f"{what} {name}" for what, name in choices.items())
+
+
+async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str, Any], deployed: str) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.engine.multiprocessing.client import MQLLMEngineClient
 
@@ -127,12 +149,15 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
     if lacking:
         raise StartError(f"the tokenizer of {args.model} has no token {', '.join(lacking)}, which --reasoning-parser "
                          "or --tool-call-parser needs")
+    choices = back_ends(config)
+    print(start_line(deployed, choices), flush=True)
     alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
     start = engine_client.in_process if alone else engine_client.in_own_process
-    async with start(engine_args, config) as engine:
-        service = Service(engine.client, tokenizer, requests)
-        await _while_alive(engine, warm_up(service))
-        await _listen(args, sock, engine, service, config.model_config, uvicorn_options)
+    with announced(choices):
+        async with start(engine_args, config) as engine:
+            service = Service(engine.client, tokenizer, requests)
+            await _while_alive(engine, warm_up(service))
+            await _listen(args, sock, engine, service, config.model_config, uvicorn_options)
 
 
 def settings(args: Namespace, config: Any) -> Settings:
@@ -248,7 +273,7 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
                   model_config: Any, uvicorn_options: dict[str, Any]) -> None:
     """Answer requests until told to end; then let those that are under way finish, for a while."""
     app = build_app(args)
-    init_app_state(app.state, service, model_config, log_stats=not args.disable_log_stats)
+    init_app_state(app.state, service, model_config, log_stats=not args.disable_log_stats, failed=engine.failed)
     server = _Server(uvicorn.Config(
         app, host=args.host or "0.0.0.0", port=args.port, log_level=args.uvicorn_log_level, access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S, ssl_keyfile=args.ssl_keyfile, ssl_certfile=args.ssl_certfile,
