@@ -24,7 +24,7 @@ _NEEDED = 128 << 20  # bytes, for two trees and two clones
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """In memory where there is room: the engine syncs every file that it writes, and a busy disk takes seconds for it."""
+    """In memory where there is room: the engine syncs every file that it writes, which takes long on a busy disk."""
     roomy = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _NEEDED
     return tempfile.TemporaryDirectory(prefix="imitated-image-", dir=_MEMORY if roomy else None)
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KNOWN = frozenset("FROM ARG ENV WORKDIR COPY RUN SHELL USER EXPOSE HEALTHCHECK ENTRYPOINT CMD".split())
+KNOWN = frozenset(
+    ["FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "SHELL", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"]
+)
 _LINE = re.compile(r"(?P<word>[A-Za-z]+)\s+(?P<rest>.*)", re.DOTALL)
 _WORD = re.compile(r"(\w+)=(?:\"([^\"]*)\"|(\S*))")
 

@@ -27,7 +27,29 @@ ENVIRONMENT = {
     "LD_LIBRARY_PATH": "/usr/local/corex/lib:/usr/local/corex/lib64",
     "HOME": "/root",
 }
-PROGRAMS = "bash sh cat chmod cp dirname basename echo env find grep head ls mkdir mv rm sed sha256sum sort touch wc".split()
+PROGRAMS = [
+    "bash",
+    "sh",
+    "cat",
+    "chmod",
+    "cp",
+    "dirname",
+    "basename",
+    "echo",
+    "env",
+    "find",
+    "grep",
+    "head",
+    "ls",
+    "mkdir",
+    "mv",
+    "rm",
+    "sed",
+    "sha256sum",
+    "sort",
+    "touch",
+    "wc",
+]
 _LIBRARIES = ("lib", "lib64")
 _HOST = "host/usr/bin"
 
@@ -86,7 +108,7 @@ def find_python() -> Python310:
 @dataclass
 class Image:
     """root: the scratch root. read_only: places in it that no step may write to. environment, folder and shell: as the
-    steps have left them; what ran: the instructions that are done."""
+    steps have left them. ran: the instructions that are done, and printed: what they said."""
 
     root: Path
     python: Python310
@@ -96,6 +118,7 @@ class Image:
     read_only: list[str] = field(default_factory=list)
     arguments: dict[str, str] = field(default_factory=dict)
     ran: list[Instruction] = field(default_factory=list)
+    printed: str = ""
 
     @property
     def tree(self) -> Path:
@@ -125,7 +148,9 @@ class Image:
         empty = str(self.root / "empty")
         binds = [("/usr/bin", _HOST), ("/dev/null", "dev/null")]
         binds += [(f"/usr/{name}", f"usr/{name}") for name in _LIBRARIES if Path("/usr", name).is_dir()]
-        binds += [(f"/{name}", name) for name in _LIBRARIES if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
+        binds += [
+            (f"/{name}", name) for name in _LIBRARIES if Path("/", name).is_dir() and not Path("/", name).is_symlink()
+        ]
         if self.python.prefix != Path("/usr"):
             binds += [(f"{self.python.prefix}/{name}", f"{self.python.prefix}/{name}"[1:]) for name in ("bin", "lib")]
         binds += [(empty, str(path)[1:]) for path in self.python.site]
@@ -160,7 +185,7 @@ def make_image(root: Path, stock: Path) -> Image:
 def build(image: Image, context: Path) -> None:
     """Runs the steps of ``context/Dockerfile`` in order. Raises StepFailed at the first one that fails, and ValueError
     for an instruction that cannot be imitated."""
-    image.ran.clear()
+    image.ran, image.printed = [], ""
     for step in parse((context / "Dockerfile").read_text(encoding="utf-8")):
         _do(image, context, step)
         image.ran.append(step)
@@ -188,6 +213,7 @@ def _do(image: Image, context: Path, step: Instruction) -> None:
         done = image.run(*command, **image.arguments)
         if done.returncode:
             raise StepFailed(step, done)
+        image.printed += done.stdout + done.stderr
     else:
         raise ValueError(f"{step.name} {step.rest}: cannot be imitated")
 

@@ -1,4 +1,4 @@
-"""The Dockerfile's steps, in order, in an imitated base image: what comes out, and that nothing comes out of a bad one."""
+"""The Dockerfile's steps, in order, in an imitated base image: what comes out, and that a bad one gives nothing."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ def test_build(tree: Path, clone: Path, new_image: Callable[[Path], Image]) -> N
     assert_read_only(image)
 
     built = snapshot(image.tree)
-    done = image.run("bash", "./patch_ops.sh")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    assert "applied: 0 changes" in done.stdout
     build(image, clone)
+    assert "applied: 0 changes" in image.printed
     assert differences(built, snapshot(image.tree)) == [], "a second build changed something"
     done = image.run("bash", "./patch_ops.sh", "revert")
     assert done.returncode == 0, done
@@ -64,7 +62,9 @@ def change_a_symbol(image: Image, clone: Path) -> str:
     data, count = re.subn(rb"(\n    def abort_seq_group\()", rb"\n    @staticmethod\1", file.read_bytes())
     assert count == 1
     file.write_bytes(data)
-    return r"refused: core/scheduler\.py: FOREIGN: core/scheduler\.py Scheduler\.abort_seq_group is \[.*, stock has \[.*"
+    return (
+        r"refused: core/scheduler\.py: FOREIGN: core/scheduler\.py Scheduler\.abort_seq_group is \[.*, stock has \[.*"
+    )
 
 
 def lose_a_stock_file(image: Image, clone: Path) -> str:
@@ -115,7 +115,8 @@ def second_tree(image: Image, clone: Path) -> str:
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("")
     image.environment["PYTHONPATH"] += ":/usr/local/packages"
-    return rf"refused: two different vllm trees on the search path, /{COREX}/{PACKAGES}/vllm and /usr/local/packages/vllm: .*"
+    first = f"/{COREX}/{PACKAGES}/vllm"
+    return rf"refused: two different vllm trees on the search path, {first} and /usr/local/packages/vllm: .*"
 
 
 def no_vllm(image: Image, clone: Path) -> str:
@@ -158,8 +159,8 @@ def test_a_step_that_fails_ends_the_build(spoil, stock: Path, clone: Path, scrat
 def test_the_step_after_a_failed_one_does_not_run(stock: Path, clone: Path, scratch: Path, new_image) -> None:
     image = new_image(stock)
     clone = shutil.copytree(clone, scratch / "clone")
-    with (clone / "Dockerfile").open("a") as file:
-        file.write("RUN false\nRUN touch /reached\n")
+    text = (clone / "Dockerfile").read_text().partition("RUN bash")[0]
+    (clone / "Dockerfile").write_text(f"{text}RUN false\nRUN touch /reached\n")
     with pytest.raises(StepFailed, match="RUN false"):
         build(image, clone)
     assert not (image.root / "reached").exists()
@@ -170,7 +171,9 @@ def test_the_step_after_a_failed_one_does_not_run(stock: Path, clone: Path, scra
     ("ENV PYTHONPATH=/x", "what the base image has set would be lost"), ("USER nobody", "cannot be imitated"),
     ("COPY patches /x", "only the whole context"), ("RUN true \\", "the last line goes on"),
 ])  # fmt: skip
-def test_what_cannot_be_imitated_is_no_success(line: str, why: str, stock: Path, clone: Path, scratch: Path, new_image) -> None:
+def test_what_cannot_be_imitated_is_no_success(
+    line: str, why: str, stock: Path, clone: Path, scratch: Path, new_image
+) -> None:
     clone = shutil.copytree(clone, scratch / "clone")
     (clone / "Dockerfile").write_text((clone / "Dockerfile").read_text().partition("RUN")[0] + line)
     with pytest.raises(ValueError, match=why):
@@ -179,10 +182,12 @@ def test_what_cannot_be_imitated_is_no_success(line: str, why: str, stock: Path,
 
 def assert_bare(image: Image) -> None:
     """What the real base image lacks or must not use is not there: no accelerator's library, no network, no git."""
-    code = ("import importlib.util as u, socket\n"
-            "print([n for n in ('torch', 'numpy', 'transformers', 'triton', 'yaml') if u.find_spec(n)])\n"
-            "try: socket.create_connection(('192.0.2.1', 80), 5)\n"
-            "except OSError as error: print(error.strerror)\n")
+    code = (
+        "import importlib.util as u, socket\n"
+        "print([n for n in ('torch', 'numpy', 'transformers', 'triton', 'yaml') if u.find_spec(n)])\n"
+        "try: socket.create_connection(('192.0.2.1', 80), 5)\n"
+        "except OSError as error: print(error.strerror)\n"
+    )
     done = image.run("python3", "-c", code)
     assert done.stdout.splitlines() == ["[]", "Network is unreachable"], done
     for program in ("git", "curl", "gcc", "pip"):
@@ -218,17 +223,29 @@ def assert_named_files_exist(image: Image) -> None:
 def assert_applied(built: Path, stock: Path, clone: Path) -> None:
     """By the table and the files alone; nothing of the engine that applied them is used."""
     rows = {overlay.target: overlay for overlay in OVERLAYS}
-    sources = {path.relative_to(clone / "vllm_overrides").as_posix(): path.read_bytes()
-               for path in (clone / "vllm_overrides").rglob("*") if path.is_file()}
-    patches = {path.relative_to(clone / "patches/edits").as_posix().removesuffix(".patch"): path.read_text()
-               for path in (clone / "patches/edits").rglob("*.patch")}
+    sources = {
+        path.relative_to(clone / "vllm_overrides").as_posix(): path.read_bytes()
+        for path in (clone / "vllm_overrides").rglob("*")
+        if path.is_file()
+    }
+    patches = {
+        path.relative_to(clone / "patches/edits").as_posix().removesuffix(".patch"): path.read_text()
+        for path in (clone / "patches/edits").rglob("*.patch")
+    }
     files = {path.relative_to(built).as_posix() for path in built.rglob("*") if path.is_file()}
-    original = {path.relative_to(stock).as_posix(): path.read_bytes() for path in stock.rglob("*")
-                if path.is_file() and "__pycache__" not in path.parts}
+    original = {
+        path.relative_to(stock).as_posix(): path.read_bytes()
+        for path in stock.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     expected = {RECEIPT}
     for path, source in sources.items():
-        row = rows.get(path) or rows[next(target for target in rows if target.endswith("/") and path.startswith(target))]
-        comment = {".py": "# vllm-overlay: %s", ".md": "<!-- vllm-overlay: %s -->"}.get(Path(path).suffix, "// vllm-overlay: %s")
+        row = (
+            rows.get(path) or rows[next(target for target in rows if target.endswith("/") and path.startswith(target))]
+        )
+        comment = {".py": "# vllm-overlay: %s", ".md": "<!-- vllm-overlay: %s -->"}.get(
+            Path(path).suffix, "// vllm-overlay: %s"
+        )
         assert (built / path).read_bytes() == source + f"{comment % row.id}\n".encode(), path
         assert (path in original) == (row.kind in ("extension", "replacement")), f"{path} is no {row.kind}"
         expected |= {path}

@@ -44,6 +44,8 @@ def main() -> None:
     from vllm.utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser(description="vLLM OpenAI-compatible RESTful API server."))
+    # argparse's own puts a hundred lines of usage before the one that says what is wrong.
+    parser.error = give_up
     args = parser.parse_args()
     try:
         validate_parsed_serve_args(args)
