@@ -1,5 +1,5 @@
-"""All-reduce of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for it, which nobody needs
-otherwise."""
+"""All-reduce and gather of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for the first, which
+nobody needs otherwise."""
 from typing import Any
 
 import torch
@@ -16,6 +16,13 @@ class GroupCoordinator(_stock.GroupCoordinator):
             return super()._all_reduce_in_place(input_)
         torch.distributed.all_reduce(input_, group=self.device_group)
         return input_
+
+    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        if not input_.is_cpu:
+            return super().gather(input_, dst, dim)
+        # torch 2.1's gloo writes the parts from a thread of its own, which may not write to inference tensors.
+        with torch.inference_mode(False):
+            return super().gather(input_, dst, dim)
 
 
 # The functions that make groups are stock's and name the class.

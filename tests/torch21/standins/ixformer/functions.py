@@ -39,7 +39,8 @@ def vllm_rotary_embedding_neox(positions: torch.Tensor, query: torch.Tensor, key
     half = cos.shape[-1]
     for tensor in (query, key):
         heads = tensor.view(tensor.shape[0], -1, head_size)
-        first, second = heads[..., :half].float(), heads[..., half:2 * half].float()
+        # Copies, because the places that they come from are written first.
+        first, second = (heads[..., place].to(torch.float32, copy=True) for place in (slice(half), slice(half, 2 * half)))
         heads[..., :half].copy_(first * cos - second * sin)
         heads[..., half:2 * half].copy_(second * cos + first * sin)
 
