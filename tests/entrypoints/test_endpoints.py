@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import openai
 import pytest
+from starlette.testclient import TestClient
 
-from tests.helpers.fake_engine import USER, FakeEngine, client, ids
+from tests.helpers.fake_engine import USER, FakeEngine, application, client, ids
 from vllm.version import __version__
 
 TOOLS = [{"type": "function",
@@ -33,6 +36,22 @@ def test_health():
     engine.healthy = RuntimeError("its loop has ended")
     response = client(engine).get("/health")
     assert response.status_code == 503 and "its loop has ended" in response.json()["error"]["message"]
+
+
+def test_health_of_a_server_whose_engine_is_gone():
+    """From the moment that the server knows, not from the client's next heartbeat."""
+    app = application(FakeEngine())
+    app.state.failed = Future()
+    assert TestClient(app).get("/health").status_code == 200
+    app.state.failed.set_result("it was killed by signal 9")
+    response = TestClient(app).get("/health")
+    assert response.status_code == 503 and "killed by signal 9" in response.json()["error"]["message"], response.text
+
+
+@pytest.mark.parametrize("path", ["/get_model_info", "/get_server_info"])
+def test_what_other_servers_answer_is_not_there(path):
+    """The platform's harness asks these before /version, and takes the first that answers for what we are."""
+    assert client(FakeEngine()).get(path).status_code == 404
 
 
 def test_metrics():
