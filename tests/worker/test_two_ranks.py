@@ -1,54 +1,178 @@
-"""Two ranks (gloo, two processes) of a hybrid model: the law against one rank, preempted too, and steps without a
-token."""
+"""Two ranks (gloo, two processes) are one: the law, the states in the slots, and what is free afterwards.
+
+Both play the same scenarios (two_ranks.py) with the same limits, so that the same sequences own the same slots.
+"""
+import json
+import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from tests.helpers import tiny_models
-from tests.models.shapes import moe, prompt, text
-from worklogs.random_checkpoint import write_checkpoint
+import numpy as np
+import pytest
 
-TOKENS = 8
-PROMPTS = [prompt(length) for length in (1, 2, 17, 50, 130)]
+from tests.helpers.tiny_models import assert_same, environment
+from tests.models.shapes import VOCABULARY
+from tests.worker.two_ranks import BLOCKS, CUTS, DTYPES, FORCED, HYBRIDS, SCENARIOS, SEQS, play, write_models
+
 ROOT = Path(__file__).resolve().parents[2]
+FLOAT32 = [(name, key) for name in SCENARIOS if DTYPES[name] == "float32" for key in SCENARIOS[name]]
+# In the reference environment: the distributions after each token, in float32 and, in two ways, in bfloat16: as ever,
+# and with the products that ranks share computed in halves, rounded, and added.
+REFERENCE = """
+import json
+import sys
+import numpy, torch, transformers
+sys.path.insert(0, "tests/models")
+from reference_program import forced
+
+def in_halves(linear):
+    def forward(x):
+        half = x.shape[-1] // 2
+        product = torch.nn.functional.linear
+        return product(x[..., :half], linear.weight[:, :half]) + product(x[..., half:], linear.weight[:, half:])
+    linear.forward = forward
+
+folder, sequences, found = sys.argv[1], json.loads(sys.argv[2]), {}
+with torch.no_grad():
+    for name in ("float32", "bfloat16", "halves"):
+        dtype = torch.float32 if name == "float32" else torch.bfloat16
+        model = transformers.Qwen3_5ForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        if name == "halves":
+            shared = [part for path, part in model.named_modules()
+                      if path.endswith((".o_proj", ".out_proj", ".down_proj"))]
+            assert len(shared) == 2 * model.config.num_hidden_layers
+            for part in shared:
+                in_halves(part)
+        for ids in sequences:
+            found[f"{name}{len(ids)}"] = forced(model, ids, len(ids)).numpy()
+numpy.savez(folder + "/reference.npz", **found)
+"""
 
 
-def write_model(folder: Path) -> None:
-    config = {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "dtype": "float32",
-              **text(48, 4, 2, (4, 1, 16), (2, 4, 16, 12), 4, 0.5, **moe(4, 2, 24, 24))}
-    write_checkpoint(folder, config, seed=1)
+def start(*command, **variables):
+    return subprocess.Popen([str(part) for part in command], cwd=ROOT, text=True, env={**environment(), **variables},
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def main(folder: str, results: str) -> None:
-    engine = tiny_models.make_engine(folder, tensor_parallel_size=2, max_num_batched_tokens=48, max_num_seqs=4)
-    runs = [tiny_models.run(engine, PROMPTS, tiny_models.greedy(TOKENS))]
-    scheduler = engine.scheduler[0]
-    scheduler.enable_artificial_preemption, scheduler.artificial_preempt_cnt = True, 10
-    runs.append(tiny_models.run(engine, PROMPTS, tiny_models.greedy(TOKENS)))
-    Path(results).write_bytes(pickle.dumps((runs, scheduler.num_cumulative_preemption)))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    write_models(folder)
+    return folder
 
 
-def test_two_ranks_are_one(tmp_path):
-    model, results = tmp_path / "model", tmp_path / "results"
-    write_model(model)
-    # Ends by itself although its workers are alive: stock's destructor hangs at exit.
-    done = subprocess.run([sys.executable, "-m", "tests.worker.test_two_ranks",
-                           str(model), str(results)],
-                          cwd=ROOT,
-                          text=True,
-                          timeout=200,
-                          env=tiny_models.environment(),
-                          stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
-    assert done.returncode == 0 and results.exists(), done.stdout[-6000:]
-    runs, preempted = pickle.loads(results.read_bytes())
-    assert preempted >= 5
-    engine = tiny_models.make_engine(model, max_num_batched_tokens=1024)
-    one = tiny_models.run(engine, PROMPTS, tiny_models.greedy(TOKENS), together=False)
-    for two in runs:
-        tiny_models.assert_same(two, one)
+@pytest.fixture(scope="module")
+def played(folder):
+    """(by one rank, by two), each {model: {scenario: Played}}."""
+    # Ends by itself although its ranks are alive: stock's destructor hangs at exit.
+    program = start(sys.executable, "-m", "tests.worker.two_ranks", folder)
+    one = {name: play(folder, name, 1) for name in SCENARIOS}
+    output, _ = program.communicate(timeout=300)
+    assert program.returncode == 0, output[-6000:]
+    return one, pickle.loads((folder / "two_ranks.pickle").read_bytes())
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def samples(outputs):
+    return [SimpleNamespace(outputs=[sample]) for output in outputs for sample in output.outputs]
+
+
+def joined(states, name):
+    """The pool of one rank, from those of two, which have half the heads each: query, key and value channels of the
+    convolution are cut one by one."""
+    tails, recurrents = zip(*states, strict=True)
+    if len(states) == 1:
+        return tails[0], recurrents[0]
+    config = HYBRIDS[name]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"] // 2
+    parts = [np.split(tail, [keys, 2 * keys], axis=2) for tail in tails]
+    return (np.concatenate([part for pair in zip(*parts, strict=True) for part in pair], axis=2),
+            np.concatenate(recurrents, axis=2))
+
+
+def assert_states(two, one, name):
+    for what, found, expected in zip(("tails", "states"), joined(two.states, name), joined(one.states, name),
+                                     strict=True):
+        assert found.shape == expected.shape and np.abs(expected).max() > 0.01
+        for slot in range(SEQS):
+            differ = np.abs(found[:, slot] - expected[:, slot]).max()
+            assert differ < 1e-4, f"{what} in slot {slot} differ by {differ} of {np.abs(expected[:, slot]).max()}"
+
+
+@pytest.mark.parametrize(("name", "key"), [case for case in FLOAT32 if case[1] != "mistaken slots"],
+                         ids=lambda value: value.replace(" ", "-"))
+def test_two_ranks_are_one(played, name, key):
+    one, two = (each[name][key] for each in played)
+    parted = assert_same(samples(two.outputs), samples(one.outputs))
+    if key in CUTS:
+        parted += assert_same(samples(two.outputs), samples(played[0][name]["together"].outputs))
+    assert parted <= 2, f"{parted} samples part at ties"
+    assert [len(output.outputs) for output in two.outputs] == [len(output.outputs) for output in one.outputs]
+    assert [output.num_cached_tokens for output in two.outputs] == [output.num_cached_tokens for output in one.outputs]
+    assert two.preemptions == one.preemptions and (two.preemptions >= 5) == (key == "preempted")
+    assert two.free == one.free == (SEQS if name in HYBRIDS else None, BLOCKS)
+    if name in HYBRIDS:
+        assert_states(two, one, name)
+    else:
+        assert two.states == [None, None]
+
+
+@pytest.mark.parametrize("name", ["moe", "attention"])
+def test_prompt_logprobs(played, name):
+    one, two = (each[name]["prompt logprobs"].outputs for each in played)
+    count = 0
+    for output, expected in zip(two, one, strict=True):
+        assert len(output.prompt_logprobs) == len(expected.prompt_logprobs) == len(expected.prompt_token_ids)
+        for place in range(1, len(expected.prompt_logprobs)):
+            found, right = output.prompt_logprobs[place], expected.prompt_logprobs[place]
+            for token in found.keys() & right.keys():
+                count += 1
+                assert abs(found[token].logprob - right[token].logprob) < 1e-5, f"place {place}, token {token}"
+    assert count > 500
+
+
+def test_samples_differ(played):
+    for name in ("moe", "dense", "attention"):
+        tokens = [tuple(sample.outputs[0].token_ids) for sample in samples(played[1][name]["drawn"].outputs)]
+        assert len(tokens) == 5 and len(set(tokens)) == 5, tokens
+
+
+def test_the_prefix_cache_was_hit(played):
+    """With its KV heads on both ranks."""
+    cached = [[output.num_cached_tokens for output in played[1]["attention"][key].outputs]
+              for key in ("together", "warm")]
+    assert cached == [[0] * 5, [0, 0, 16, 48, 128]], cached
+
+
+def test_a_rank_with_wrong_slots_is_noticed(played):
+    """Negative control: the second rank, alone, exchanges the slots of two rows in every second step."""
+    two, one = played[1]["moe"]["mistaken slots"], played[0]["moe"]["together"]
+    with pytest.raises(AssertionError, match="request"):
+        assert_same(samples(two.outputs), samples(one.outputs))
+    with pytest.raises(AssertionError, match="in slot"):
+        assert_states(two, played[0]["moe"]["mistaken slots"], "moe")
+
+
+def test_bfloat16(folder, played):
+    """Teacher-forced, logprobs of the whole vocabulary: from one rank's no farther than twice what transformers is from
+    itself when it adds halves as two ranks do, and from float32 no farther than transformers is."""
+    program = start(os.environ["VLLM_OVERLAY_REFERENCE_PYTHON"], "-c", REFERENCE, folder / "dense", json.dumps(FORCED),
+                    PYTHONPATH="")
+    output, _ = program.communicate(timeout=300)
+    assert program.returncode == 0, output[-3000:]
+    reference = np.load(folder / "dense" / "reference.npz")
+    truth, whole, halves = (np.concatenate([reference[f"{name}{len(tokens)}"][:-1] for tokens in FORCED])
+                            for name in ("float32", "bfloat16", "halves"))
+    one, two = (np.array([[place[token].logprob for token in range(VOCABULARY)]
+                          for output in each["dense-bfloat16"]["forced"].outputs
+                          for place in output.prompt_logprobs[1:]]) for each in played)
+    spread, differ = np.abs(whole - halves).max(), np.abs(two - one).max()
+    allowed, error = (np.sqrt(np.mean((value - truth)**2)) for value in (whole, two))
+    print(f"bfloat16, {one.size} logprobs: two ranks from one {differ:.4f}, transformers from itself {spread:.4f}; "
+          f"from float32 {error:.4f}, transformers {allowed:.4f}")
+    assert 0 < differ <= 2 * spread
+    assert error < 1.1 * allowed
+    for each in played:
+        assert each["dense-bfloat16"]["forced"].free == (SEQS, BLOCKS)

@@ -101,7 +101,7 @@ class LLMEngine(_stock.LLMEngine):
         try:
             return super().step()
         except Exception as error:
-            self._survive(0, error)
+            self._survive(0, error, self._let_ranks_rest)
             return []
 
     def _before_step(self, virtual_engine: int) -> None:
@@ -109,13 +109,20 @@ class LLMEngine(_stock.LLMEngine):
             # So that a failure tells whether this step had been scheduled.
             self.scheduler_contexts[virtual_engine].scheduler_outputs = None
 
-    def _survive(self, virtual_engine: int, error: Exception) -> None:
+    def _survive(self, virtual_engine: int, error: Exception, and_then: Callable[[], None] | None = None) -> None:
         if not can_go_on(self, virtual_engine):
             raise error
         failure = abandon_step(self, virtual_engine, error)
+        if and_then is not None:
+            and_then()
         if self.on_step_failure is None:
             raise failure from error
         self.on_step_failure(failure)
+
+    def _let_ranks_rest(self) -> None:
+        """What stock does at the end of a step after which nothing is left: other ranks stop asking for the next."""
+        if not super().has_unfinished_requests():
+            self.model_executor.stop_remote_worker_execution_loop()
 
 
 def __getattr__(name: str) -> Any:

@@ -32,10 +32,15 @@ class ModelInputForGPUWithSamplingMetadata(_stock.ModelInputForGPUWithSamplingMe
 
 
 class ModelRunner(_stock.ModelRunner):
-    """Stock's runner. `state_pool` is set by the worker once the model is loaded."""
+    """Stock's runner.
+
+    state_pool: set by the worker once the model is loaded. exchanging: whether other ranks may be waiting for this one,
+    or it for them: from when a step's input is ready, to be sent to them, until its logits have come from them.
+    """
 
     _model_input_cls = ModelInputForGPUWithSamplingMetadata
     state_pool: StatePool | None = None
+    exchanging = False
     _profiling = False
 
     def make_model_input_from_broadcasted_tensor_dict(
@@ -51,14 +56,14 @@ class ModelRunner(_stock.ModelRunner):
         kept = generators_in_use(self.generators, seq_group_metadata_list)
         model_input = super().prepare_model_input(seq_group_metadata_list, virtual_engine, finished_requests_ids)
         put_back(kept, self.generators, seq_group_metadata_list, model_input.sampling_metadata)
-        if self.state_pool is None or self._profiling:
-            return model_input
-        orders = [metadata.state_orders for metadata in seq_group_metadata_list]
-        if any(order is None for order in orders):
-            raise RuntimeError("a step of a model with recurrent state came without state orders")
-        return dataclasses.replace(model_input,
-                                   state_orders=StepOrders.collect(orders, model_input.query_lens,
-                                                                   model_input.attn_metadata.num_prefills))
+        if self.state_pool is not None and not self._profiling:
+            orders = [metadata.state_orders for metadata in seq_group_metadata_list]
+            if any(order is None for order in orders):
+                raise RuntimeError("a step of a model with recurrent state came without state orders")
+            orders = StepOrders.collect(orders, model_input.query_lens, model_input.attn_metadata.num_prefills)
+            model_input = dataclasses.replace(model_input, state_orders=orders)
+        self.exchanging = True
+        return model_input
 
     def profile_run(self) -> None:
         """Stock's run with dummy input; its rows own no state."""
@@ -79,8 +84,13 @@ class ModelRunner(_stock.ModelRunner):
         step = None
         if model_input.state_orders is not None:
             step = StateStep.begin(self.state_pool, model_input.state_orders)
-        with set_state_step(step):
-            outputs = _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
+        try:
+            with set_state_step(step):
+                outputs = _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
+        except Exception:
+            self.exchanging = not nonfinite.is_watching(model_input.sampling_metadata)
+            raise
+        self.exchanging = False
         _one_output_per_group(outputs, model_input.sampling_metadata)
         nonfinite.mark(outputs, model_input.sampling_metadata, step, self.model_config.hf_config)
         return outputs

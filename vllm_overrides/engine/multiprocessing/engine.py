@@ -1,8 +1,11 @@
 """The engine in a process of its own: a failed step reaches the requests that were in it, a failed start ends in one
-line."""
+line, a step that never ends ends the engine."""
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
+import vllm.envs as envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.multiprocessing import RPCError
 from vllm.engine.multiprocessing import engine_stock as _stock
@@ -13,15 +16,42 @@ from vllm.utils import weak_bind
 
 
 class MQLLMEngine(_stock.MQLLMEngine):
-    """Stock's engine behind sockets."""
+    """Stock's engine behind sockets. `on_stuck`, if set, is told why no step ends any more, from another thread."""
+
+    on_stuck: Callable[[str], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine.on_step_failure = weak_bind(self._report_failure)
+        self.step_limit: float = envs.VLLM_ENGINE_ITERATION_TIMEOUT_S
+        self._step_began: float | None = None
+        # Stock gives up after 30 s, which a long prefill may take, counted from when it last waited for requests.
+        self.last_alive_threshold = self.step_limit + _stock.POLLING_TIMEOUT_MS / 1000
 
     def _report_failure(self, failure: StepFailed) -> None:
         for request_id in failure.request_ids:
             self._send_outputs(RPCError(request_id=request_id, is_engine_errored=False, exception=failure))
+
+    def engine_step(self) -> list[Any]:
+        """Stock's."""
+        self._step_began = time.monotonic()
+        try:
+            return super().engine_step()
+        finally:
+            self._step_began = None
+
+    def _heartbeat(self) -> None:
+        began = self._step_began
+        if began is not None and self._errored_with is None and time.monotonic() - began > self.step_limit:
+            why = f"a step has not ended after the {self.step_limit:g} s of VLLM_ENGINE_ITERATION_TIMEOUT_S"
+            monitor = getattr(self.engine.model_executor, "worker_monitor", None)
+            if monitor is not None:
+                why += f": {monitor.states()}"
+            _stock.logger.error("The engine ends: %s", why)
+            self._set_errored(RuntimeError(why))
+            if self.on_stuck is not None:
+                self.on_stuck(why)
+        super()._heartbeat()
 
 
 # `run_mp_engine` is stock's and names the class.

@@ -39,6 +39,11 @@ def watch(logits: torch.Tensor, sampling_metadata: Any) -> None:
     sampling_metadata.logit_peaks = (peaks, arrived)
 
 
+def is_watching(sampling_metadata: Any) -> bool:
+    """Whether this step's logits are there: from then on a step is this rank's alone."""
+    return hasattr(sampling_metadata, "logit_peaks")
+
+
 def mark(outputs: Any, sampling_metadata: Any, step: StateStep | None, hf_config: Any) -> None:
     """Replaces the outputs of groups with bad rows by FailedOutputs.
 

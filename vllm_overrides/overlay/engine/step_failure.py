@@ -26,12 +26,20 @@ def can_go_on(engine: Any, virtual_engine: int) -> bool:
     """Returns whether it can be told who was in the step that raised, and whether the workers are still where the
     engine thinks.
 
-    Ranks that exchange tensors may be left waiting for each other, so only a single rank goes on. What a scheduler
-    leaves behind when it raises itself is unknown.
+    Of several ranks that exchange tensors one may be left waiting for another. What a scheduler leaves behind when it
+    raises itself is unknown.
     """
-    return (engine.parallel_config.world_size == 1 and not engine.scheduler_config.is_multi_step
+    return (_ranks_are_together(engine) and not engine.scheduler_config.is_multi_step
             and engine.speculative_config is None and not engine.model_config.use_async_output_proc
             and engine.scheduler_contexts[virtual_engine].scheduler_outputs is not None)
+
+
+def _ranks_are_together(engine: Any) -> bool:
+    if engine.parallel_config.world_size == 1:
+        return True
+    # Only our executor of several ranks knows.
+    not_exchanging = getattr(engine.model_executor, "ranks_are_together", None)
+    return not_exchanging is not None and engine.parallel_config.pipeline_parallel_size == 1 and not_exchanging()
 
 
 def abandon_step(engine: Any, virtual_engine: int, error: Exception) -> StepFailed:

@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any
 
-import vllm.envs as envs
 from vllm.logger import init_logger
+from vllm.overlay.engine import ranks
 from vllm.overlay.serving.errors import StartError, one_line
 
 logger = init_logger(__name__)
@@ -42,6 +43,14 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
     """
     from vllm.engine.multiprocessing.engine import MQLLMEngine
 
+    def end_at_once(reason: str) -> None:
+        # The main thread may be inside a collective or a kernel that never returns.
+        try:
+            report.send(reason)
+        finally:
+            os._exit(1)
+
+    ranks.on_loss(end_at_once)
     # The server decides when the engine ends: a Ctrl-C in the terminal reaches both, and the server still has answers
     # to finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -58,8 +67,7 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
         logger.exception("the engine could not start")
         report.send(one_line(error))
         raise SystemExit(1) from None
-    # Stock calls an engine dead whose step takes 30 s, which a long prefill may; in one process it asks for this limit.
-    engine.last_alive_threshold = envs.VLLM_ENGINE_ITERATION_TIMEOUT_S
+    engine.on_stuck = end_at_once
     engine.start()
     # It returns only when it has failed; a wanted end interrupts it.
     failure = getattr(engine, "_errored_with", None)
@@ -78,6 +86,9 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
+        # Python handles the signal when the main thread computes Python again, which a collective may prevent.
+        time.sleep(_END_PATIENCE)
+        os._exit(1)
 
 
 @asynccontextmanager
@@ -90,12 +101,20 @@ async def in_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engi
         return AsyncLLMEngine.from_engine_args(engine_args=engine_args, engine_config=engine_config,
                                                usage_context=UsageContext.OPENAI_API_SERVER)
 
+    loop = asyncio.get_running_loop()
+    engine = Engine(None)
+    ranks.on_loss(lambda reason: loop.call_soon_threadsafe(_fail, engine, reason))
+    # The threads of an engine that is stuck in a collective would not let the interpreter exit.
+    engine.failed.add_done_callback(lambda _: _exit_soon())
+    building = loop.run_in_executor(None, build)
+    await asyncio.wait({building, engine.failed}, return_when=asyncio.FIRST_COMPLETED)
+    if not building.done():
+        raise StartError(engine.failed.result())
     try:
-        client = await asyncio.get_running_loop().run_in_executor(None, build)
+        engine.client = building.result()
     except Exception as error:
         logger.exception("the engine could not start")
         raise StartError(one_line(error)) from error
-    engine = Engine(client)
     watching = asyncio.ensure_future(_watch(engine))
     try:
         yield engine
@@ -167,16 +186,26 @@ def _fail(engine: Engine, reason: str) -> None:
     minute."""
     if not engine.failed.done():
         engine.failed.set_result(reason)
-    # Requests of an engine in this process hear of it by themselves.
+    error = RuntimeError(f"the engine is gone: {reason}")
     for queue in tuple(getattr(engine.client, "output_queues", {}).values()):
-        queue.put_nowait(RuntimeError(f"the engine is gone: {reason}"))
+        queue.put_nowait(error)
+    # The streams of an engine in this process.
+    if (tracker := getattr(engine.client, "_request_tracker", None)) is not None:
+        tracker.propagate_exception(error)
+
+
+def _exit_soon() -> None:
+    timer = threading.Timer(_END_PATIENCE, os._exit, [1])
+    timer.daemon = True
+    timer.start()
 
 
 async def _watch(engine: Engine) -> None:
     """Looks whether the client has given the engine up, which no process's end need show."""
     while not engine.client.errored:
         await asyncio.sleep(_LOOK_S)
-    _fail(engine, one_line(engine.client.dead_error))
+    # Stock's error about the dead engine speaks of a stack trace, and then repeats the cause.
+    _fail(engine, one_line(getattr(engine.client, "_errored_with", None) or engine.client.dead_error))
 
 
 async def _wait(process: Any) -> None:
@@ -214,10 +243,7 @@ def _reason(reports: Connection, process: Any) -> str:
     except (EOFError, OSError):
         pass
     process.join(1)
-    code = process.exitcode
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-    memory = " (signal 9 often means that the machine ran out of memory)" if code == -9 else ""
-    return f"the engine process {how}{memory}; its output above has the details"
+    return f"the engine process (rank 0) {ranks.how_it_ended(process.exitcode)}; its output above has the details"
 
 
 def _forget_metrics(pid: int | None) -> None:

@@ -1,0 +1,327 @@
+"""A rank that is lost ends the engine, with the reason, and nothing is left behind; neither hangs."""
+import asyncio
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.helpers.server_process import ServerProcess, free_port
+from tests.helpers.tiny_models import greedy, make_qwen2
+from tests.helpers.tokenizer import tokenizer_folder
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.executor.multiproc_worker_utils import ResultHandler
+from vllm.overlay.engine import ranks
+from vllm.overlay.serving import engine_client
+from vllm.overlay.serving.errors import StartError
+
+KILLED = r"rank 1 \(process \d+\) was killed by signal 9 \(signal 9 often means that the machine ran out of memory\)"
+
+
+def alive(pid):
+    """Whether a process runs, or could."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children(pid):
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], text=True, stdout=subprocess.PIPE).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if "resource_tracker" not in line]
+
+
+def until(what, seconds, why):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"after {seconds} s: {why}"
+        time.sleep(0.02)
+    return found
+
+
+class Obedient:
+    """A worker without a model."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def answer(self):
+        return self.rank
+
+    def start_worker_execution_loop(self):
+        raise KeyError("a block table")
+
+    def sleep(self):
+        time.sleep(600)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Makes (ranks 1 and 2, their monitor, what was reported)."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    told, monitors = [], []
+    monkeypatch.setattr(ranks, "_on_loss", told.append)
+
+    def make():
+        results = ResultHandler()
+        workers = [ranks.RankProcess(results, partial(Obedient, rank=rank)) for rank in (1, 2)]
+        monitor = ranks.RankMonitor(workers, results)
+        results.start()
+        monitor.start()
+        monitors.append(monitor)
+        return workers, monitor, told
+
+    yield make
+    for monitor in monitors:
+        monitor.close()
+
+
+class TestMonitor:
+    def test_a_rank_that_is_killed(self, world):
+        (first, second), monitor, told = world()
+        assert [worker.execute_method("answer").get() for worker in (first, second)] == [1, 2]
+        assert monitor.loss(0) is None
+        waiting = second.execute_method("sleep")
+        os.kill(first.process.pid, signal.SIGKILL)
+        until(lambda: told, 5, "nothing was reported")
+        assert len(told) == 1 and re.fullmatch(KILLED, told[0]), told
+        assert monitor.loss() == told[0]
+        assert not alive(first.process.pid) and not alive(second.process.pid), "the others are ended first"
+        with pytest.raises(ChildProcessError):
+            waiting.get()
+
+    def test_a_rank_that_ends(self, world):
+        (_, second), monitor, told = world()
+        second.process.terminate()
+        until(lambda: told, 5, "nothing was reported")
+        assert told == [f"rank 2 (process {second.process.pid}) was killed by signal 15"]
+        assert ranks.how_it_ended(3) == "ended with exit code 3"
+
+    def test_a_rank_that_raises(self, world, monkeypatch):
+        """It lives, and stock tells nobody. The first rank has a moment to raise the same by itself."""
+        monkeypatch.setattr(ranks, "_GRACE_S", 0.5)
+        (first, _), monitor, told = world()
+        future = first.execute_method("start_worker_execution_loop")
+        with pytest.raises(KeyError):
+            future.get()
+        assert not told and first.process.is_alive()
+        until(lambda: told, 5, "nothing was reported")
+        assert told == [f"rank 1 (process {first.process.pid}) failed in a step: KeyError: 'a block table'"]
+
+    async def test_a_rank_that_raises_in_the_asynchronous_engine(self, world, monkeypatch):
+        monkeypatch.setattr(ranks, "_GRACE_S", 0.1)
+        (first, _), monitor, told = world()
+        with pytest.raises(KeyError):
+            await first.execute_method_async("start_worker_execution_loop")
+        until(lambda: told, 5, "nothing was reported")
+        assert "failed in a step: KeyError: 'a block table'" in told[0]
+
+    def test_a_wanted_end(self, world):
+        workers, monitor, told = world()
+        workers[0].execute_method("sleep")
+        expected = ", ".join(f"rank {worker.rank} (process {worker.process.pid}) is waiting" for worker in workers)
+        until(lambda: monitor.states() == expected, 5, "they do not wait")
+        os.kill(workers[1].process.pid, signal.SIGSTOP)
+        until(lambda: "is stopped" in monitor.states(), 5, monitor.states())
+        monitor.close()
+        assert not any(alive(worker.process.pid) for worker in workers), "stopped or busy"
+        monitor.join(5)
+        assert told == [] and monitor.loss(0) is None
+
+    def test_a_ctrl_c_in_the_terminal_is_not_theirs(self, world):
+        workers, monitor, told = world()
+        assert workers[0].execute_method("answer").get() == 1
+        os.kill(workers[0].process.pid, signal.SIGINT)
+        assert workers[0].execute_method("answer").get() == 1 and not told
+
+
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_a_rank_ends_with_its_engine(thread, tmp_path, monkeypatch):
+    """Killed, the engine cannot end anybody. Started by the main thread even a stopped rank ends."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+
+    def engine():
+        def start():
+            results = ResultHandler()
+            worker = ranks.RankProcess(results, partial(Obedient, rank=1))
+            results.start()
+            worker.execute_method("answer").get()
+            (tmp_path / "pid.new").write_text(str(worker.process.pid))
+            (tmp_path / "pid.new").rename(tmp_path / "pid")
+            time.sleep(600)
+        if thread == "main":
+            start()
+        threading.Thread(target=start).start()
+
+    process = multiprocessing.get_context("fork").Process(target=engine)
+    process.start()
+    until((tmp_path / "pid").exists, 20, "no rank was started")
+    rank = int((tmp_path / "pid").read_text())
+    if thread == "main":
+        os.kill(rank, signal.SIGSTOP)
+    process.kill()
+    process.join()
+    until(lambda: not alive(rank), 5, "it is still there")
+
+
+# What the engine's process runs in place of run_engine: the second rank, which is forked from it, is another.
+
+def _second_rank(do, method="execute_model", at=0):
+    """Has it `do` something instead of the call number `at` of a method of its runner."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.worker.model_runner import ModelRunner
+    stock, calls = getattr(ModelRunner, method), []
+
+    def instead(self, *args, **kwargs):
+        calls.append(1)
+        if get_tensor_model_parallel_rank() == 1 and len(calls) == at + 1:
+            do()
+        return stock(self, *args, **kwargs)
+
+    setattr(ModelRunner, method, instead)
+
+
+def _raise():
+    raise KeyError("a block table")
+
+
+def raises_in_a_step(*args):
+    # After the profiling run, and a few steps.
+    _second_rank(_raise, at=6)
+    engine_client_run_engine(*args)
+
+
+def stops_in_a_step(*args):
+    _second_rank(lambda: os.kill(os.getpid(), signal.SIGSTOP), at=6)
+    engine_client_run_engine(*args)
+
+
+def dies_while_loading(*args):
+    _second_rank(lambda: os.kill(os.getpid(), signal.SIGKILL), "load_model")
+    engine_client_run_engine(*args)
+
+
+def raises_before_joining(*args):
+    """The first rank waits for it, and would for half an hour."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    from vllm.worker.cpu_worker import CPUWorker
+    stock = CPUWorker.init_device
+
+    def instead(self):
+        if self.rank == 1:
+            raise OSError("no such device")
+        stock(self)
+
+    CPUWorker.init_device = instead
+    engine_client_run_engine(*args)
+
+
+engine_client_run_engine = engine_client.run_engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = make_qwen2(tmp_path_factory.mktemp("model"))
+    for file in tokenizer_folder(small=479).iterdir():
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(model):
+    arguments = AsyncEngineArgs(model=str(model), dtype="float32", max_model_len=256, max_num_batched_tokens=64,
+                                max_num_seqs=8, tensor_parallel_size=2, disable_log_stats=True,
+                                num_gpu_blocks_override=64)
+    return arguments, arguments.create_engine_config()
+
+
+@pytest.mark.parametrize(("main", "reason"), [
+    (dies_while_loading, KILLED),
+    (raises_before_joining, r"rank 1 \(process \d+\) failed in init_device: OSError: no such device"),
+], ids=lambda value: getattr(value, "__name__", ""))
+async def test_at_the_start(config, monkeypatch, main, reason):
+    monkeypatch.setattr(engine_client, "run_engine", main)
+    with pytest.raises(StartError) as caught:
+        async with engine_client.in_own_process(*config):
+            pytest.fail("it is not up")
+    assert re.fullmatch(reason, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(("main", "reason"), [
+    (raises_in_a_step, r"rank 1 \(process \d+\) failed in a step: KeyError: 'a block table'"),
+    (stops_in_a_step, r"a step has not ended after the 6 s of VLLM_ENGINE_ITERATION_TIMEOUT_S: "
+                      r"rank 1 \(process \d+\) is stopped"),
+], ids=lambda value: getattr(value, "__name__", ""))
+async def test_in_a_step(config, monkeypatch, main, reason):
+    monkeypatch.setattr(engine_client, "run_engine", main)
+    monkeypatch.setenv("VLLM_ENGINE_ITERATION_TIMEOUT_S", "6")
+    async with engine_client.in_own_process(*config) as engine:
+        (process, ) = multiprocessing.active_children()
+        (rank, ) = children(process.pid)
+
+        async def ask(name):
+            async for _ in engine.client.generate({"prompt_token_ids": [5]}, greedy(200), name):
+                pass
+
+        asked = time.monotonic()
+        results = await asyncio.wait_for(asyncio.gather(ask("a"), ask("b"), return_exceptions=True), 60)
+        assert all(isinstance(result, RuntimeError) for result in results), results
+        found = await asyncio.wait_for(engine.failed, 5)
+        assert re.fullmatch(reason, found), found
+        assert time.monotonic() - asked < 25
+        until(lambda: not alive(rank) and not alive(process.pid), 5, "processes are left")
+
+
+class TestServer:
+    """The whole server, as a person starts it."""
+
+    @pytest.fixture
+    def server(self, model, tmp_path):
+        port = free_port()
+        server = ServerProcess([
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "llm",
+            "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "2048", "-tp", "2",
+            "--num-gpu-blocks-override", "512"], port, tmp_path / "log")
+        yield server.wait_until_ready()
+        server.process.kill()
+
+    def test_a_rank_that_is_killed(self, server):
+        engine = int(re.findall(r"engine process (\d+)", server.output())[-1])
+        (rank, ) = children(engine)
+        body = {"max_tokens": 2000, "ignore_eos": True}
+        answers = {}
+
+        def ask_whole():
+            answers["whole"] = server.post(**body)
+
+        whole = threading.Thread(target=ask_whole)
+        whole.start()
+        chat = {"model": "llm", "messages": [{"role": "user", "content": "Hello"}], "stream": True, **body}
+        with httpx.stream("POST", server.url("/v1/chat/completions"), json=chat, timeout=60) as stream:
+            lines = stream.iter_lines()
+            for _ in range(10):
+                next(lines)
+            os.kill(rank, signal.SIGKILL)
+            killed = time.monotonic()
+            events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        whole.join(20)
+        assert server.end() == 1 and time.monotonic() - killed < 20
+        assert json.loads(events[-2])["error"]["type"] == "server_error" and events[-1] == "[DONE]", events[-3:]
+        assert answers["whole"].status_code == 500
+        assert answers["whole"].json()["error"]["type"] == "server_error"
+        errors = [line for line in server.output().splitlines() if line.startswith("vllm: error: ")]
+        assert len(errors) == 1 and re.fullmatch("vllm: error: the engine is gone: " + KILLED, errors[0]), errors
+        assert not alive(rank) and not alive(engine)
+        with pytest.raises(httpx.ConnectError):
+            server.get("/health")
