@@ -159,6 +159,8 @@ class Image:
 
 def make_image(root: Path, stock: Path) -> Image:
     """A new image in root, which must not exist. stock: a vLLM folder, which is copied. Raises Unavailable."""
+    if missing := [name for name in ("unshare", "mount", "chroot") if not shutil.which(name)]:
+        raise Unavailable(f"no {' and no '.join(missing)} on the PATH (Debian: util-linux, coreutils)")
     image = Image(root, find_python())
     for place in ("dev", "tmp", "root", "empty", "usr/bin", "usr/local/bin", "opt/python/bin", f"{COREX}/{PACKAGES}"):
         (root / place).mkdir(parents=True, exist_ok=True)

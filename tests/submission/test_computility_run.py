@@ -151,6 +151,21 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert envs.VLLM_ENGINE_ITERATION_TIMEOUT_S == 3600
 
 
+def test_the_document_explains_every_line() -> None:
+    text = (REPOSITORY / "docs/submission.md").read_text(encoding="utf-8")
+    document = submitted()
+    flags = [word for word in document["command"] if word.startswith("-") and word != "-m"]
+    names = [entry["name"] for entry in document["env"]]
+    unsaid = [word for word in flags + names if f"`{word}" not in text and f" {word}" not in text]
+    assert unsaid == []
+    assert f"`concurrency: {document['concurrency']}`" in text
+    for flag in flags:
+        value = document["command"][document["command"].index(flag) + 1]
+        assert value.startswith(("-", "/workspace/")) or f"{flag} {value}" in text, f"{flag} {value}"
+    for context in CONTEXTS:
+        assert f'| `"{context}"` |' in text, context
+
+
 def test_places_for_n_of_two_beside_the_other_requests() -> None:
     document = submitted()
     places = parse(document["command"]).max_num_seqs

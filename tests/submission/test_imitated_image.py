@@ -69,7 +69,7 @@ def change_a_symbol(image: Image, clone: Path) -> str:
 
 def lose_a_stock_file(image: Image, clone: Path) -> str:
     (image.tree / "core/evictor_v2.py").unlink()
-    return r"refused: core/evictor_v2\.py: MISSING: .*: install vLLM 0\.6\.3 anew"
+    return r"refused: core/evictor_v2\.py: MISSING: .*: install vLLM 0\.6\.3 anew.*"
 
 
 def crlf_in_a_script(image: Image, clone: Path) -> str:
@@ -107,7 +107,7 @@ def old_python(image: Image, clone: Path) -> str:
 
 def read_only_tree(image: Image, clone: Path) -> str:
     image.read_only.append(f"/{COREX}")
-    return rf"refused: no permission to write in /{COREX}/{PACKAGES}/vllm\S*: .*"
+    return rf"refused: /{COREX}/{PACKAGES}/vllm lies on a read-only file system: .*"
 
 
 def second_tree(image: Image, clone: Path) -> str:
@@ -116,7 +116,7 @@ def second_tree(image: Image, clone: Path) -> str:
     (other / "__init__.py").write_text("")
     image.environment["PYTHONPATH"] += ":/usr/local/packages"
     first = f"/{COREX}/{PACKAGES}/vllm"
-    return rf"refused: two different vllm trees on the search path, {first} and /usr/local/packages/vllm: .*"
+    return rf"refused: two different vllm trees on the search path, {first}( \(.*\))? and /usr/local/packages/vllm: .*"
 
 
 def no_vllm(image: Image, clone: Path) -> str:
@@ -150,8 +150,7 @@ def test_a_step_that_fails_ends_the_build(spoil, stock: Path, clone: Path, scrat
     lines = failed.value.stderr.splitlines()
     assert any(re.fullmatch(expected, line) for line in lines), f"expected {expected}\n{failed.value}"
     assert [line for line in lines if not line.startswith("refused: ")] == [], "not a line that says what to do"
-    allowed = len(lines) if spoil in (change_a_symbol, lose_a_stock_file, file_that_was_left_out) else 1
-    assert len(lines) == allowed, lines
+    assert len(lines) == 1 or spoil is file_that_was_left_out, "one cause is one line"
     assert failed.value.step.name == "RUN" and failed.value.step not in image.ran
     assert differences(before, snapshot(image.tree)) == [], "a build that failed left a changed tree"
 
