@@ -201,4 +201,5 @@ def test_the_engine_dies(server):
     assert server.end() == 1
     # Python's own resource tracker may complain, after us, about what the killed process left.
     last = [line for line in server.output().splitlines()[-5:] if line.startswith("vllm: error: ")]
-    assert last and re.search("the engine is gone: the engine process .*was killed by signal 9", last[0]), server.output()[-2000:]
+    reason = "the engine is gone: the engine process .*was killed by signal 9"
+    assert last and re.search(reason, last[0]), server.output()[-2000:]

@@ -1,4 +1,4 @@
-"""A CUDA device made of the CPU, for code that takes other ways on a card: stock's Worker, its executor, its memory query.
+"""A CUDA device made of the CPU, for code that takes other ways on a card: stock's worker, executor, memory query.
 
 `install()` makes this process, before it imports vllm, see one card: torch's functions on it do nothing or answer
 something plausible, tensors for it are made on the CPU, NCCL is gloo. Only the thread that installs it sees it.
