@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 
 from tests.submission.dockerfile import Instruction, delivered, parse
@@ -52,6 +53,8 @@ PROGRAMS = [
 ]
 _LIBRARIES = ("lib", "lib64")
 _HOST = "host/usr/bin"
+# chroot lies where only root looks.
+_HOST_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 # $1: the root, then pairs of a folder of the host and its place in the root, then --, then what to run in the root.
 _ENTER = r"""
@@ -92,8 +95,8 @@ class StepFailed(Exception):
 @functools.cache
 def find_python() -> Python310:
     """Raises Unavailable where no Python 3.10 runs."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    places = [shutil.which("python3.10"), *sorted(map(str, pyenv.glob("versions/3.10*/bin/python3.10")), reverse=True)]
+    pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
+    places = [shutil.which("python3.10"), *sorted(glob(f"{pyenv}/versions/3.10*/bin/python3.10"), reverse=True)]
     code = "import json, site, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix, site.getsitepackages()]))"
     for place in filter(None, places):
         # pyenv leaves shims on the PATH that exist and fail.
@@ -141,7 +144,11 @@ class Image:
         binds = [word for source, place in self._binds() for word in (source, place)]
         command = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", *identity, "sh", "-ec", _ENTER, "sh"]
         return subprocess.run(
-            [*command, str(self.root), *binds, "--", *inner], capture_output=True, text=True, stdin=subprocess.DEVNULL
+            [*command, str(self.root), *binds, "--", *inner],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env={"PATH": _HOST_PATH},
         )
 
     def _binds(self) -> list[tuple[str, str]]:
@@ -159,8 +166,8 @@ class Image:
 
 def make_image(root: Path, stock: Path) -> Image:
     """A new image in root, which must not exist. stock: a vLLM folder, which is copied. Raises Unavailable."""
-    if missing := [name for name in ("unshare", "mount", "chroot") if not shutil.which(name)]:
-        raise Unavailable(f"no {' and no '.join(missing)} on the PATH (Debian: util-linux, coreutils)")
+    if missing := [name for name in ("unshare", "mount", "chroot") if not shutil.which(name, path=_HOST_PATH)]:
+        raise Unavailable(f"no {' and no '.join(missing)} here (Debian: util-linux, coreutils)")
     image = Image(root, find_python())
     for place in ("dev", "tmp", "root", "empty", "usr/bin", "usr/local/bin", "opt/python/bin", f"{COREX}/{PACKAGES}"):
         (root / place).mkdir(parents=True, exist_ok=True)
