@@ -382,10 +382,11 @@ WORKER: tuple[Overlay, ...] = (
         kind="extension",
         target="worker/worker.py",
         symbols=("Worker", "Worker.load_model", "Worker.determine_num_available_blocks", "Worker.execute_worker"),
-        reason="Recurrent states need memory of their own, taken before the KV budget is measured.",
+        reason="Recurrent states need memory of their own, taken before the KV budget is measured; and a rank must choose the back ends "
+               "that the server announced.",
         upstream="Not for upstream: vLLM V1 has its own design for the state of hybrid models, which 0.6.3 cannot carry.",
         remove_when="recurrent-state-in-scheduler-owned-slots is removed",
-        requires=("recurrent-state-in-scheduler-owned-slots",),
+        requires=("recurrent-state-in-scheduler-owned-slots", "operators-of-hybrid-models"),
         test="tests/worker/test_state_plumbing.py",
     ),
     Overlay(

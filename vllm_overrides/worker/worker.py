@@ -2,6 +2,7 @@
 from typing import Any
 
 from vllm.overlay.hybrid.plan import allocate_pool
+from vllm.overlay.kernels.backend import choose_all
 from vllm.worker import worker_stock as _stock
 
 
@@ -9,6 +10,8 @@ class Worker(_stock.Worker):
     """Stock's worker; after the weights it allocates the state pool, so that the KV budget is what remains."""
 
     def load_model(self) -> None:
+        """Stock's. Raises RuntimeError, before it reads weights, where this rank cannot use the announced back ends."""
+        choose_all()
         super().load_model()
         self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device,
                                                      self._free_for_state())
