@@ -24,6 +24,7 @@ from vllm.executor.multiproc_worker_utils import ResultHandler
 from vllm.overlay.engine import ranks
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.errors import StartError
+from vllm.worker.cpu_worker import CPUWorker
 
 KILLED = r"rank 1 \(process \d+\) was killed by signal 9 \(signal 9 often means that the machine ran out of memory\)"
 
@@ -174,60 +175,32 @@ def test_a_rank_ends_with_its_engine(thread, tmp_path, monkeypatch):
     until(lambda: not alive(rank), 5, "it is still there")
 
 
-# What the engine's process runs in place of run_engine: the second rank, which is forked from it, is another.
-
-def _second_rank(do, method="execute_model", at=0):
-    """Has it `do` something instead of the call number `at` of a method of its runner."""
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    from vllm.distributed import get_tensor_model_parallel_rank
-    from vllm.worker.model_runner import ModelRunner
-    stock, calls = getattr(ModelRunner, method), []
+def in_rank(rank, monkeypatch, method, do, at=0):
+    """Has a rank of engines, which are forked from here, `do` something in the call number `at` of a worker's
+    method."""
+    stock, calls = getattr(CPUWorker, method), []
 
     def instead(self, *args, **kwargs):
         calls.append(1)
-        if get_tensor_model_parallel_rank() == 1 and len(calls) == at + 1:
+        if self.rank == rank and len(calls) == at + 1:
             do()
         return stock(self, *args, **kwargs)
 
-    setattr(ModelRunner, method, instead)
+    monkeypatch.setattr(CPUWorker, method, instead)
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    monkeypatch.setattr(engine_client, "get_context", lambda _: multiprocessing.get_context("fork"))
 
 
-def _raise():
-    raise KeyError("a block table")
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def raises_in_a_step(*args):
-    # After the profiling run, and a few steps.
-    _second_rank(_raise, at=6)
-    engine_client_run_engine(*args)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stops_in_a_step(*args):
-    _second_rank(lambda: os.kill(os.getpid(), signal.SIGSTOP), at=6)
-    engine_client_run_engine(*args)
-
-
-def dies_while_loading(*args):
-    _second_rank(lambda: os.kill(os.getpid(), signal.SIGKILL), "load_model")
-    engine_client_run_engine(*args)
-
-
-def raises_before_joining(*args):
-    """The first rank waits for it, and would for half an hour."""
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    from vllm.worker.cpu_worker import CPUWorker
-    stock = CPUWorker.init_device
-
-    def instead(self):
-        if self.rank == 1:
-            raise OSError("no such device")
-        stock(self)
-
-    CPUWorker.init_device = instead
-    engine_client_run_engine(*args)
-
-
-engine_client_run_engine = engine_client.run_engine
+def fail():
+    raise KeyError("no luck")
 
 
 @pytest.fixture(scope="module")
@@ -246,29 +219,34 @@ def config(model):
     return arguments, arguments.create_engine_config()
 
 
-@pytest.mark.parametrize(("main", "reason"), [
-    (dies_while_loading, KILLED),
-    (raises_before_joining, r"rank 1 \(process \d+\) failed in init_device: OSError: no such device"),
-], ids=lambda value: getattr(value, "__name__", ""))
-async def test_at_the_start(config, monkeypatch, main, reason):
-    monkeypatch.setattr(engine_client, "run_engine", main)
+@pytest.mark.parametrize(("method", "do", "reason"), [
+    ("load_model", die, KILLED),
+    # The first rank waits for it, and would for half an hour.
+    ("init_device", fail, r"rank 1 \(process \d+\) failed in init_device: KeyError: 'no luck'"),
+], ids=["killed while it loads", "failed before it joined"])
+async def test_at_the_start(config, monkeypatch, method, do, reason):
+    in_rank(1, monkeypatch, method, do)
     with pytest.raises(StartError) as caught:
         async with engine_client.in_own_process(*config):
             pytest.fail("it is not up")
     assert re.fullmatch(reason, str(caught.value)), caught.value
+    assert not multiprocessing.active_children() and not alive(re.search(r"\d{2,}", str(caught.value)).group())
 
 
-@pytest.mark.parametrize(("main", "reason"), [
-    (raises_in_a_step, r"rank 1 \(process \d+\) failed in a step: KeyError: 'a block table'"),
-    (stops_in_a_step, r"a step has not ended after the 6 s of VLLM_ENGINE_ITERATION_TIMEOUT_S: "
-                      r"rank 1 \(process \d+\) is stopped"),
-], ids=lambda value: getattr(value, "__name__", ""))
-async def test_in_a_step(config, monkeypatch, main, reason):
-    monkeypatch.setattr(engine_client, "run_engine", main)
+@pytest.mark.parametrize(("rank", "do", "reason"), [
+    (1, die, KILLED),
+    (0, fail, r"KeyError: 'no luck'"),
+    (1, fail, r"rank 1 \(process \d+\) failed in a step: KeyError: 'no luck'"),
+    (1, stop, r"a step has not ended after the 6 s of VLLM_ENGINE_ITERATION_TIMEOUT_S: "
+              r"rank 1 \(process \d+\) is stopped"),
+], ids=["killed", "the first failed", "failed", "stopped"])
+async def test_in_a_step(config, monkeypatch, rank, do, reason):
+    """After the ranks have heard what to do. Both requests that run are told, and nothing is left."""
+    in_rank(rank, monkeypatch, "execute_worker", do, at=6)
     monkeypatch.setenv("VLLM_ENGINE_ITERATION_TIMEOUT_S", "6")
     async with engine_client.in_own_process(*config) as engine:
         (process, ) = multiprocessing.active_children()
-        (rank, ) = children(process.pid)
+        (other, ) = children(process.pid)
 
         async def ask(name):
             async for _ in engine.client.generate({"prompt_token_ids": [5]}, greedy(200), name):
@@ -276,11 +254,35 @@ async def test_in_a_step(config, monkeypatch, main, reason):
 
         asked = time.monotonic()
         results = await asyncio.wait_for(asyncio.gather(ask("a"), ask("b"), return_exceptions=True), 60)
-        assert all(isinstance(result, RuntimeError) for result in results), results
+        assert all(isinstance(result, RuntimeError if rank else KeyError) for result in results), results
         found = await asyncio.wait_for(engine.failed, 5)
         assert re.fullmatch(reason, found), found
         assert time.monotonic() - asked < 25
-        until(lambda: not alive(rank) and not alive(process.pid), 5, "processes are left")
+        await asyncio.to_thread(until, lambda: not alive(other) and not alive(process.pid), 5, "processes are left")
+
+
+async def test_while_idle(config, monkeypatch):
+    in_rank(1, monkeypatch, "execute_model", fail, at=-1)     # Never.
+    async with engine_client.in_own_process(*config) as engine:
+        (process, ) = multiprocessing.active_children()
+        os.kill(*children(process.pid), signal.SIGKILL)
+        assert re.fullmatch(KILLED, await asyncio.wait_for(engine.failed, 5))
+        await asyncio.to_thread(until, lambda: not alive(process.pid), 5, "the engine is left")
+
+
+async def test_an_engine_that_is_stuck_is_ended_with_its_ranks(config, monkeypatch):
+    """The server ends while a rank is stopped: the first one, inside a collective, cannot be asked."""
+    in_rank(1, monkeypatch, "execute_model", stop, at=6)
+    monkeypatch.setattr(engine_client, "_END_PATIENCE", 1.0)
+    async with engine_client.in_own_process(*config) as engine:
+        (process, ) = multiprocessing.active_children()
+        (rank, ) = children(process.pid)
+        asking = asyncio.ensure_future(anext(engine.client.generate({"prompt_token_ids": list(range(2, 250))},
+                                                                    greedy(200), "a")))
+        await asyncio.to_thread(until, lambda: "is stopped" in ranks._state(rank), 20, "it computes")
+    asking.cancel()
+    assert not alive(process.pid)
+    await asyncio.to_thread(until, lambda: not alive(rank), 5, "the stopped rank is left")
 
 
 class TestServer:

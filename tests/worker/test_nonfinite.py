@@ -127,7 +127,7 @@ class TestRows:
         metadata = SimpleNamespace(seq_groups=groups, skip_sampler_cpu_output=False)
         nonfinite.watch(logits, metadata)
         outputs = [SimpleNamespace(outputs=["fine"] * len(groups))]
-        nonfinite.mark(outputs, metadata, None, None)
+        nonfinite.mark(outputs, metadata, None)
         return [getattr(one, "reason", one) for one in outputs[0].outputs]
 
     @staticmethod

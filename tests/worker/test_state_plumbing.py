@@ -117,7 +117,6 @@ def test_what_the_model_is_told(toy):
     assert (second.query_start_loc, second.num_prefills) == ([0, 19,
                                                               20], 1), "the new prompt comes before the decoding row"
     assert second.live_slots.dtype == torch.long and second.live_slots.tolist()[1] == first.live_slots.item()
-    assert second.query_start_loc_device.tolist() == [0, 19, 20]
     from vllm.overlay.hybrid import get_state_step
     assert get_state_step() is None
 

@@ -20,7 +20,8 @@ from tests.models.conftest import flatter
 from tests.models.shapes import VOCABULARY, moe, prompt, text
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.executor.cpu_executor import CPUExecutor
-from vllm.overlay.engine.step_failure import StepFailed
+from vllm.overlay.engine.step_failure import NonFiniteLogits, StepFailed
+from vllm.overlay.hybrid import ZERO
 from vllm.worker.cpu_worker import CPUWorker
 from worklogs.random_checkpoint import write_checkpoint
 
@@ -59,6 +60,15 @@ class Worker(CPUWorker):
         """(convolution tails, recurrent states) of all slots."""
         pool = self.model_runner.state_pool
         return None if pool is None else (pool.conv.float().numpy().copy(), pool.recurrent.numpy().copy())
+
+    def poison(self, rank: int, layer: int, slot: int) -> None:
+        """Makes one entry of this rank's part of a state NaN. layer: counted over those with state."""
+        if self.rank == rank:
+            self.model_runner.state_pool.recurrent[layer, slot, 0, 0, 0] = float("nan")
+
+    def forget(self, slot: int) -> None:
+        """Clears a slot that holds NaN."""
+        self.model_runner.state_pool.apply_init([slot], [ZERO])
 
     def mistake_slots(self, ranks: tuple[int, ...]) -> None:
         """Makes these ranks exchange the slots of the first two rows, every second step."""
@@ -198,6 +208,32 @@ def _failed(engine: LLMEngine) -> list[Any]:
     return run(engine, PROMPTS, greedy(TOKENS))
 
 
+def _poisoned(engine: LLMEngine) -> list[Any]:
+    """One entry in one rank's part of the first state: the request fails, and hears where it began."""
+    executor, found = engine.model_executor, {}
+    last = engine.parallel_config.world_size - 1
+    add(engine, "bad", PROMPTS[3], greedy(TOKENS))
+    add(engine, "good", PROMPTS[2], greedy(TOKENS))
+    for _ in range(4):
+        engine.step()
+    slot = next(engine.scheduler[0].slots._slots[group.seqs[0].seq_id] for group in engine.scheduler[0].running
+                if group.request_id == "bad")
+    executor.stop_remote_worker_execution_loop()
+    executor._run_workers("poison", last, 0, slot)
+    failures = []
+    while engine.has_unfinished_requests():
+        try:
+            found.update({output.request_id: output for output in engine.step()})
+        except NonFiniteLogits as failure:
+            failures.append(str(failure))
+    (failure, ) = failures
+    where = "layer 0" + ", rank 1" * last
+    assert failure.endswith(f" (first seen in the recurrent state of {where})"), failure
+    # So that the slots can be compared.
+    executor._run_workers("forget", slot)
+    return [found["good"]]
+
+
 def _mistaken(engine: LLMEngine) -> list[Any]:
     engine.model_executor._run_workers("mistake_slots", (1, ))
     outputs = run(engine, PROMPTS, greedy(TOKENS))
@@ -216,7 +252,7 @@ CUTS = {"together": _pieces_of(BUDGET, True), "alone, pieces of 7": _pieces_of(7
 OTHERS = {"prompt logprobs": _prompt_logprobs, "drawn": _drawn}
 # The second time an attention-only model has the prompts in its prefix cache.
 SCENARIOS = {
-    "moe": {**CUTS, **OTHERS, "mistaken slots": _mistaken},
+    "moe": {**CUTS, **OTHERS, "poisoned": _poisoned, "mistaken slots": _mistaken},
     "dense": {name: {**CUTS, **OTHERS}[name] for name in ("together", "alone, pieces of 7", "preempted", "drawn")},
     "attention": {"together": CUTS["together"], "warm": CUTS["together"],
                   **{name: {**CUTS, **OTHERS}[name] for name in ("together, pieces of 16", "preempted", "aborted",

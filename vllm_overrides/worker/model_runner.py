@@ -92,7 +92,7 @@ class ModelRunner(_stock.ModelRunner):
             raise
         self.exchanging = False
         _one_output_per_group(outputs, model_input.sampling_metadata)
-        nonfinite.mark(outputs, model_input.sampling_metadata, step, self.model_config.hf_config)
+        nonfinite.mark(outputs, model_input.sampling_metadata, step)
         return outputs
 
 

@@ -16,6 +16,10 @@ class Worker(_stock.Worker):
         self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device,
                                                      self._free_for_state())
 
+    def first_nonfinite_state(self, slot: int) -> int | None:
+        """See `StatePool.first_nonfinite`; of this rank's part of the states."""
+        return self.model_runner.state_pool.first_nonfinite(slot)
+
     def _free_for_state(self) -> int | None:
         """Bytes that the state pool may take; None: the device will say."""
         return None

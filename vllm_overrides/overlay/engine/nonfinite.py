@@ -18,15 +18,17 @@ import torch
 
 from vllm.logger import init_logger
 from vllm.overlay.engine.step_failure import NonFiniteLogits
-from vllm.overlay.hybrid import StatePool, StateStep
+from vllm.overlay.hybrid import StateStep
 from vllm.sequence import CompletionSequenceGroupOutput
 
 logger = init_logger(__name__)
 
 
 class FailedOutput(CompletionSequenceGroupOutput):
-    """In the place of a group's output: it has no samples. reason: what the client is told."""
+    """In the place of a group's output: it has no samples. reason: what the client is told. slot: of its state, or
+    None."""
     reason: str = ""
+    slot: int | None = None
 
 
 def watch(logits: torch.Tensor, sampling_metadata: Any) -> None:
@@ -44,12 +46,11 @@ def is_watching(sampling_metadata: Any) -> bool:
     return hasattr(sampling_metadata, "logit_peaks")
 
 
-def mark(outputs: Any, sampling_metadata: Any, step: StateStep | None, hf_config: Any) -> None:
+def mark(outputs: Any, sampling_metadata: Any, step: StateStep | None) -> None:
     """Replaces the outputs of groups with bad rows by FailedOutputs.
 
     outputs: what the step returned on this rank, one SamplerOutput in a list; other ranks than the first sampled
-    nothing and are left alone. step: where the rows' states are, or None. Under tensor parallelism the states that are
-    searched are the first rank's slice; what is wrong elsewhere only shows in its logits.
+    nothing and are left alone. step: where the rows' states are, or None.
     """
     peaks, arrived = getattr(sampling_metadata, "logit_peaks", (None, None))
     if peaks is None or sampling_metadata.skip_sampler_cpu_output:
@@ -62,10 +63,8 @@ def mark(outputs: Any, sampling_metadata: Any, step: StateStep | None, hf_config
     for index, group in enumerate(sampling_metadata.seq_groups):
         position = _first_bad_position(group, bad)
         if position is not None:
-            reason = f"non-finite logits at token position {position}"
-            if step is not None:
-                reason += f" ({_where(step.pool, int(step.live_slots[index]), hf_config)})"
-            outputs[0].outputs[index] = FailedOutput([], None, reason)
+            outputs[0].outputs[index] = FailedOutput([], None, f"non-finite logits at token position {position}",
+                                                     None if step is None else int(step.live_slots[index]))
 
 
 def _first_bad_position(group: Any, bad: set[int]) -> int | None:
@@ -79,12 +78,23 @@ def _first_bad_position(group: Any, bad: set[int]) -> int | None:
     return None
 
 
-def _where(pool: StatePool, slot: int, hf_config: Any) -> str:
-    layers = [layer for layer, kind in enumerate(hf_config.layers_block_type) if kind == "linear_attention"]
-    for ordinal, layer in enumerate(layers):
-        if not all(torch.isfinite(tensor[ordinal, slot]).all() for tensor in (pool.recurrent, pool.conv)):
-            return f"first seen in the recurrent state of layer {layer}"
-    return "no non-finite recurrent state"
+def _where(engine: Any, slot: int) -> str:
+    """Where the state is bad that a request's last step left in `slot`. A fault in one rank's part of a layer is in
+    every rank's part of the next, so all are asked; the asynchronous engine, which cannot wait for them, asks its own.
+    """
+    executor = engine.model_executor
+    if hasattr(executor, "_run_workers") and not hasattr(executor, "execute_model_async"):
+        executor.stop_remote_worker_execution_loop()
+        found = executor._run_workers("first_nonfinite_state", slot)
+    else:
+        found = [executor.driver_worker.first_nonfinite_state(slot)]
+    bad = [(ordinal, rank) for rank, ordinal in enumerate(found) if ordinal is not None]
+    if not bad:
+        return "no non-finite recurrent state"
+    kinds = engine.model_config.hf_config.layers_block_type
+    ordinal, rank = min(bad)
+    layer = [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"][ordinal]
+    return f"first seen in the recurrent state of layer {layer}" + (f", rank {rank}" if len(found) > 1 else "")
 
 
 def take_out(engine: Any, outputs: Sequence[Any], scheduled_groups: Sequence[Any]) -> list[NonFiniteLogits]:
@@ -100,7 +110,8 @@ def take_out(engine: Any, outputs: Sequence[Any], scheduled_groups: Sequence[Any
         group = scheduled.seq_group
         if isinstance(output, FailedOutput) and not group.is_finished():
             request_id = engine.fanouts.parent_id(group.request_id)
-            failed.setdefault(request_id, NonFiniteLogits(output.reason, [request_id]))
+            where = "" if output.slot is None else f" ({_where(engine, output.slot)})"
+            failed.setdefault(request_id, NonFiniteLogits(output.reason + where, [request_id]))
             aborted.append(group.request_id)
             for scheduler in engine.scheduler:
                 scheduler.distrust(group)

@@ -84,6 +84,13 @@ class StatePool:
             if taken is not None:
                 tensor[:, copied] = taken
 
+    def first_nonfinite(self, slot: int) -> int | None:
+        """Returns the first layer, counted over those with state, of whose state in `slot` some entry is not finite."""
+        for layer in range(self.spec.num_layers):
+            if not all(torch.isfinite(tensor[layer, slot]).all() for tensor in (self.recurrent, self.conv)):
+                return layer
+        return None
+
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.num_slots:
             raise IndexError(f"state slot {slot} in a pool of {self.num_slots}")

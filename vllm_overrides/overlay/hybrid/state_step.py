@@ -15,15 +15,13 @@ class StateStep:
     """Rows of one forward pass and the state of each. Rows are in batch order: prefill rows first, then decode rows.
 
     pool: where the states are. live_slots: int64 [N] on the pool's device. query_start_loc: N + 1 host ints; row i has
-    the tokens [query_start_loc[i], query_start_loc[i + 1]). query_start_loc_device: the same as int64 on the device.
-    num_prefills: rows before it may have any length, the others have exactly one token. captures: (row, offset, slot):
-    the state and convolution tail as they are after `offset` tokens of that row's piece (1..length) are to be copied to
-    `slot`.
+    the tokens [query_start_loc[i], query_start_loc[i + 1]). num_prefills: rows before it may have any length, the
+    others have exactly one token. captures: (row, offset, slot): the state and convolution tail as they are after
+    `offset` tokens of that row's piece (1..length) are to be copied to `slot`.
     """
     pool: StatePool
     live_slots: torch.Tensor
     query_start_loc: list[int]
-    query_start_loc_device: torch.Tensor
     num_prefills: int
     captures: tuple[tuple[int, int, int], ...] = ()
 
@@ -38,12 +36,9 @@ class StateStep:
             if not 0 <= slot < pool.num_slots:
                 raise IndexError(f"capture to state slot {slot} in a pool of {pool.num_slots}")
         pool.apply_init(orders.live_slots, orders.inits)
-        device = pool.recurrent.device
-        starts = [0, *accumulate(orders.query_lens)]
         return cls(pool=pool,
-                   live_slots=torch.tensor(orders.live_slots, dtype=torch.long, device=device),
-                   query_start_loc=starts,
-                   query_start_loc_device=torch.tensor(starts, dtype=torch.long, device=device),
+                   live_slots=torch.tensor(orders.live_slots, dtype=torch.long, device=pool.recurrent.device),
+                   query_start_loc=[0, *accumulate(orders.query_lens)],
                    num_prefills=orders.num_prefills,
                    captures=tuple(orders.captures))
 
