@@ -1,6 +1,8 @@
 """Third proof that the overlay is in use: fresh interpreters import each target and say whose classes they got.
 
-usage: python proof_imports.py VLLM_FOLDER   (exit status 1 and one line per target that is not ours)
+usage: python proof_imports.py VLLM_FOLDER < NAMES   (exit status 1 and one line per target that is not ours)
+
+NAMES: the modules, none of them vllm's, that vllm imports, in that order.
 
 Every target that stock has is the first vllm module of an interpreter of its own, because what is imported first
 decides in which order stock and ours meet; the additions share one. The interpreters are forks of this one, which has
@@ -12,7 +14,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 def main(tree: Path) -> int:
     """Checks the applied tree; 0 when every target is ours."""
     sys.path.insert(0, str(tree.parent))
-    for name in modules_of_others(["vllm.entrypoints.openai.api_server"]):
+    for name in sys.stdin.read().split():
         importlib.import_module(name)
     assert "vllm" not in sys.modules, "these interpreters would not be fresh"
     receipt = json.loads((tree / "overlay/receipt.json").read_text(encoding="utf-8"))
@@ -37,18 +38,6 @@ def main(tree: Path) -> int:
         f"{len(alone)} changed and {len(together)} added modules of {tree}, {len(failed)} interpreters failed: {failed}"
     )
     return int(bool(failed))
-
-
-def modules_of_others(targets: list[str]) -> list[str]:
-    """Modules that another interpreter holds after importing the targets, except vllm's, in the order of import."""
-    code = (
-        f"import sys, importlib; [importlib.import_module(name) for name in {targets!r}]\n"
-        # Some packages put objects and aliases among the modules, which have no file under that name.
-        "own = lambda m, name: getattr(m, '__file__', None) and m.__spec__ is not None and m.__spec__.name == name\n"
-        "print(*[name for name, m in list(sys.modules.items()) if name.partition('.')[0] != 'vllm' and own(m, name)])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1].split()
 
 
 def in_a_fork(paths: list[str], tree: Path) -> bool:

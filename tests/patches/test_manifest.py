@@ -153,3 +153,13 @@ def test_repin_refuses_what_a_pin_lacks(world: World, symbols: tuple[str, ...], 
 def test_readme_without_its_lines() -> None:
     with pytest.raises(Refused, match="lacks the lines"):
         readme.with_table("# Nothing\n", OVERLAYS)
+
+
+def test_what_the_vendor_changed_is_not_replaced() -> None:
+    """A replacement would lose the vendor's own changes; ours stands on them."""
+    known = pins.load().stock
+    changed = {path for path, by_pin in known.items() if len({stock.whole for stock in by_pin.values()}) > 1}
+    targets = {overlay.target: overlay.kind for overlay in OVERLAYS if overlay.target in changed}
+    assert {path: kind for path, kind in targets.items() if kind not in ("extension", "edit")} == {}
+    assert {"engine/arg_utils.py", "engine/async_llm_engine.py", "entrypoints/openai/api_server.py"} <= targets.keys()
+    assert {"worker/model_runner.py", "attention/selector.py", "distributed/parallel_state.py"} <= targets.keys()

@@ -59,7 +59,8 @@ def required(row: Overlay, overlays: tuple[Overlay, ...]) -> list[Overlay]:
 
 
 def test_rows_name_what_they_stand_on(used: dict[str, dict[Place, str]]) -> None:
-    assert unnamed(OVERLAYS, used) == []
+    faults = unnamed(OVERLAYS, used)
+    assert not faults, "\n" + "\n".join(faults)
     assert sum(map(len, used.values())) > 150, "the reader has lost its eyes"
 
 
