@@ -7,12 +7,13 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve test test-long env env-test env-reference overlay demo lint lock clean
+.PHONY: help serve test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
 
 help:
 	@echo 'make serve [MODEL=/path] [PORT=8000] [ARGS="..."]   serve the demo checkpoint, or a real one, as "$(NAME)" in the foreground'
 	@echo 'make test                                          the whole suite, as CI runs it'
 	@echo 'make test-long                                     the long tests; the result is kept in remote_results/'
+	@echo 'make test-torch21 [VENDOR_TREE=/path/to/vllm]       the Python, torch and transformers of the vendor'"'"'s image; with its files, on those'
 	@echo 'make lint | overlay | demo | clean                 checks only | lay the overlay into .venv | make the demo checkpoint | remove what was built'
 
 serve: overlay $(if $(MODEL),,demo)
@@ -23,6 +24,11 @@ test: env-test env-reference overlay
 
 test-long: env-test env-reference overlay
 	@$(PYTHON) tests/run.py --long
+
+# The conversation compares with the server of .venv, the models with the reference.
+test-torch21: env-reference $(if $(VENDOR_TREE),overlay)
+	@bash requirements/setup.sh torch21
+	@VENDOR_TREE='$(VENDOR_TREE)' .venv-torch21/bin/python tests/torch21/run.py
 
 lint: env-test
 	@$(PYTHON) tests/run.py --lint-only
@@ -51,4 +57,4 @@ lock:
 	@bash requirements/lock.sh
 
 clean:
-	rm -rf .venv .venv-reference .cache .setup.lock .test-result
+	rm -rf .venv .venv-reference .venv-torch21 .cache .setup.lock .test-result

@@ -368,10 +368,10 @@ WORKER: tuple[Overlay, ...] = (
         id="all-reduce-on-cpu-by-gloo",
         kind="extension",
         target="distributed/parallel_state.py",
-        symbols=("GroupCoordinator", "GroupCoordinator._all_reduce_in_place", "GroupCoordinator.gather", "init_model_parallel_group",
-                 "init_world_group"),
-        reason="Stock sums CPU tensors by Intel's extension for PyTorch, which is not installed and not needed; with torch 2.1 it cannot "
-               "gather inference tensors by gloo.",
+        symbols=("GroupCoordinator", "GroupCoordinator.__init__", "GroupCoordinator._all_reduce_in_place",
+                 "GroupCoordinator.gather", "init_model_parallel_group", "init_world_group"),
+        reason="Stock sums CPU tensors by Intel's extension for PyTorch, which is not installed and not needed; with a CUDA build of "
+               "torch it wants NCCL on the CPU too; with torch 2.1 it cannot gather inference tensors by gloo.",
         upstream="Later releases of vLLM do the same.",
         remove_when="the pin's GroupCoordinator sums CPU tensors by torch.distributed",
         requires=("rebind-one-stock-name-once",),

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environments: `setup.sh serve` (.venv with stock vLLM 0.6.3 for CPU), `setup.sh test` (adds the test tools to it),
 # `setup.sh reference` (.venv-reference with the transformers that knows the model), `setup.sh torch21` (.venv-torch21 with the Python,
-# torch and transformers of the vendor's image). What is done is skipped; each step is stamped with the hash of its inputs. The compiled stock wheel is kept in ${VLLM_OVERLAY_CACHE:-~/.cache/vllm-overlay} for other clones.
+# torch and transformers of the vendor's image). What is done is skipped; each step is stamped with the hash of its inputs. What other
+# clones can use, the compiled stock wheel and stock's source, is kept in ${VLLM_OVERLAY_CACHE:-~/.cache/vllm-overlay}.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -105,16 +106,27 @@ install_stock() {
     echo "$key" > "$stamp"
 }
 
+stock_source() { # PYTHON: keeps vLLM's source package in the cache
+    local python=$1
+    [ -e "$cache/vllm-0.6.3.tar.gz" ] && return
+    mkdir -p "$cache"
+    # Its setup.py runs to name itself; see build_stock.sh.
+    VLLM_TARGET_DEVICE=cpu "$python" -m pip download --quiet --no-deps --no-build-isolation --require-hashes --no-binary vllm \
+        -d "$cache" -r "$here/stock.txt"
+}
+
 torch21_environment() {
     local env=$root/.venv-torch21 key python
     key=$(digest "$here/torch21.txt")
-    is_done "$env/.stamp-torch21" "$key" && return
-    python=$(python310)
-    say "making .venv-torch21 with $("$python" --version); about 4 GB with CUDA's libraries, which no CPU uses and torch links to"
-    rm -rf "$env"
-    "$python" -m venv "$env"
-    "$env/bin/pip" install --no-deps --require-hashes -r "$here/torch21.txt"
-    echo "$key" > "$env/.stamp-torch21"
+    if ! is_done "$env/.stamp-torch21" "$key"; then
+        python=$(python310)
+        say "making .venv-torch21 with $("$python" --version); it takes 5 GB, most of it CUDA's libraries, to which PyPI's torch is linked"
+        rm -rf "$env"
+        "$python" -m venv "$env"
+        "$env/bin/pip" install --quiet --no-deps --require-hashes -r "$here/torch21.txt"
+        echo "$key" > "$env/.stamp-torch21"
+    fi
+    stock_source "$env/bin/python"
 }
 
 serve_environment() {

@@ -50,9 +50,9 @@ class Result:
         return {"passed": passed, "failed": failed, "skipped": found.get("skipped", 0)}
 
 
-def run(name: str, command: list[str]) -> Result:
+def run(name: str, command: list[str], environment: dict[str, str] | None = None) -> Result:
     start = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, errors="replace")
     return Result(name, time.monotonic() - start, done.returncode, done.stdout, "pytest" in command, "long" in command)
 
@@ -88,10 +88,20 @@ def main() -> int:
     if not args.long and not args.suite:
         jobs.update(lint_commands())
 
+    results, totals = run_all(jobs, args.jobs)
+    if args.long:
+        keep(results, totals, "test-long")
+    return conclude(totals)
+
+
+def run_all(jobs: dict[str, list[str]], at_a_time: int,
+            environment: dict[str, str] | None = None) -> tuple[list[Result], dict[str, int]]:
+    """Runs the commands and prints what became of each. Returns the results and the sums of their counts."""
     start = time.monotonic()
     results: list[Result] = []
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for future in concurrent.futures.as_completed(pool.submit(run, *job) for job in jobs.items()):
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+        started = [pool.submit(run, *job, environment) for job in jobs.items()]
+        for future in concurrent.futures.as_completed(started):
             result = future.result()
             results.append(result)
             if result.counts["failed"]:
@@ -105,8 +115,11 @@ def main() -> int:
     for result in sorted(results, key=lambda result: -result.seconds):
         print(f"{result.name:40s} {result.seconds:7.1f}")
     print(f"{'wall':40s} {time.monotonic() - start:7.1f}")
-    if args.long:
-        keep(results, totals)
+    return results, totals
+
+
+def conclude(totals: dict[str, int]) -> int:
+    """Prints the closing line and returns the exit status."""
     print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
     if not totals["passed"]:
         print("nothing was tested", file=sys.stderr)
@@ -114,18 +127,19 @@ def main() -> int:
     return 1 if totals["failed"] else 0
 
 
-def keep(results: list[Result], totals: dict[str, int]) -> None:
+def keep(results: list[Result], totals: dict[str, int], kind: str, **more: object) -> None:
+    """Writes the results to remote_results/, under their time and `kind`. more: further fields of the record."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
     now = datetime.datetime.now(datetime.timezone.utc)
-    path = ROOT / "remote_results" / f"{now:%Y%m%d-%H%M%S}_test-long.json"
+    path = ROOT / "remote_results" / f"{now:%Y%m%d-%H%M%S}_{kind}.json"
     path.parent.mkdir(exist_ok=True)
     suites = [{"name": result.name, "seconds": round(result.seconds, 1), **result.counts} for result in results]
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    record = {"kind": "test-long", "utc": now.isoformat(timespec="seconds"), "commit": commit,
-              "command": " ".join(["python", "tests/run.py", *sys.argv[1:]]),
+    record = {"kind": kind, "utc": now.isoformat(timespec="seconds"), "commit": commit,
+              "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
               "machine": f"{os.cpu_count()} x {model.group(1) if model else platform.machine()}, "
                          f"Python {platform.python_version()}",
-              "totals": totals, "suites": suites}
+              **more, "totals": totals, "suites": suites}
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"kept in {path.relative_to(ROOT)}")
 

@@ -1,11 +1,12 @@
 """Laid as `vllm/_C.py` into a copy of stock's source: the compiled operators for the CPU that a Qwen model calls, in PyTorch.
 
-Signatures as in stock's csrc/cpu/torch_bindings.cpp. Stock imports this first of all, so it also gives torch 2.1 the name that
-stock takes from a newer one, to describe operators that nobody runs here.
+Signatures as in stock's csrc/cpu/torch_bindings.cpp. Stock imports this first of all, so it also gives torch 2.1 the two names
+that stock takes from a newer one for things that are not used here: descriptions of operators to a compiler, and a limit of it.
 """
 from __future__ import annotations
 
 import torch
+import torch._dynamo
 from tests.torch21.standins.ixformer import functions
 
 _library = torch.library.Library("_C", "DEF")
@@ -25,3 +26,5 @@ _define("rotary_embedding(Tensor positions, Tensor! query, Tensor! key, int head
         functions.vllm_rotary_embedding_neox)
 
 torch.library.register_fake = lambda name: lambda function: function
+# Stock's model runner sets it.
+torch._dynamo.config._allowed_keys.add("accumulated_cache_size_limit")

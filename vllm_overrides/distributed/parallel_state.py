@@ -11,6 +11,12 @@ from vllm.overlay.rebind import rebind
 class GroupCoordinator(_stock.GroupCoordinator):
     """Stock's group of ranks."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("torch_distributed_backend") == "gloo":
+            # With a CUDA build of torch, stock finds NCCL and wants a card for it.
+            kwargs["use_pynccl"] = False
+        super().__init__(*args, **kwargs)
+
     def _all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor | None:
         if not input_.is_cpu:
             return super()._all_reduce_in_place(input_)

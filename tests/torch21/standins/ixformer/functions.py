@@ -45,17 +45,5 @@ def vllm_rotary_embedding_neox(positions: torch.Tensor, query: torch.Tensor, key
         heads[..., half:2 * half].copy_(second * cos + first * sin)
 
 
-def reshape_and_cache_flash(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
-                            slot_mapping: torch.Tensor, kv_cache_dtype: str, k_scale: float, v_scale: float) -> None:
-    """key, value: [T, KV heads, head size]; caches: [blocks, KV heads, block size, head size]; slot -1: not kept."""
-    if kv_cache_dtype != "auto" or (k_scale, v_scale) != (1.0, 1.0):
-        raise NotImplementedError("only an unscaled cache in the model's dtype")
-    kept = slot_mapping >= 0
-    block_size = key_cache.shape[2]
-    block, offset = slot_mapping[kept] // block_size, slot_mapping[kept] % block_size
-    key_cache[block, :, offset] = key[kept]
-    value_cache[block, :, offset] = value[kept]
-
-
 def _normalised(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()
