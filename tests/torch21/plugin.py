@@ -11,7 +11,6 @@ OTHER_PIN = "is about the compiled stock vLLM of .venv"
 SKIPPED = {
     "overlay/kernels/test_moe.py::test_both_paths_equal_the_reference[[]*-dtype2]": NO_FLOAT16,
     "overlay/kernels/test_selftest.py::test_all_operators_pass_and_the_record_is_complete": NO_FLOAT16,
-    "overlay/kernels/test_selftest.py::test_one_operator_alone[[]moe]": NO_FLOAT16,
     "models/test_laws.py::*[[]float16]": NO_FLOAT16,
     "models/test_parity.py::*[[]float16]": NO_FLOAT16,
     "worker/test_one_code_path.py::test_half_precision_is_what_was_asked_for[[]float16]": NO_FLOAT16,

@@ -71,6 +71,21 @@ def test_a_back_end_that_cannot_run_here_is_named_and_no_failure(monkeypatch, ca
     assert "gated_delta_rule / gate / torch  not run: gated_delta_rule: back end 'torch' cannot run here" in out
 
 
+def test_float16_that_this_torch_cannot_multiply_is_named_and_no_failure(monkeypatch, capsys):
+    right = torch_impl.gate
+
+    def no_half(a, **rest):
+        if a.dtype == torch.float16:
+            raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
+        return right(a, **rest)
+
+    monkeypatch.setattr(torch_impl, "gate", no_half)
+    assert selftest.main(["--device", "cpu", "--op", "gated_delta_rule"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "/ gate /" in line]
+    assert len([line for line in lines if "float16 not run: \"addmm_impl_cpu_\"" in line]) == 1, lines
+    assert len([line for line in lines if "tolerance" in line]) == 4, lines     # two outputs in each of the other two
+
+
 @pytest.mark.parametrize("arguments, message", [(["--op", "vision"], "invalid choice"),
                                                 (["--device", "tpu"], "invalid choice")])
 def test_a_wrong_command_line_is_exit_2(arguments, message, capsys):
