@@ -1,5 +1,5 @@
-"""A conversation with the server on the vendor's files, started as computility-run.yaml says, and the same one with the server of
-.venv (stock 0.6.3 compiled for the CPU, a newer torch): equal tokens, streamed and whole.
+"""A conversation with the server on the vendor's files, started as computility-run.yaml says, and the same one with the
+server of .venv (stock 0.6.3 compiled for the CPU, a newer torch): equal tokens, streamed and whole.
 
 run.py runs it; the name keeps the ordinary suite from collecting it.
 """
@@ -37,8 +37,8 @@ def checkpoint() -> Path:
     folder = cache_folder() / "demo"
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, ROOT / "worklogs/make_demo_checkpoint.py", folder, "--tokenizer", tokenizer_folder()],
-                       check=True)
+        subprocess.run([sys.executable, ROOT / "worklogs/make_demo_checkpoint.py", folder,
+                        "--tokenizer", tokenizer_folder()], check=True)
     return folder
 
 
@@ -65,7 +65,8 @@ def whole(server: ServerProcess, messages: list[dict[str, Any]]) -> dict[str, An
     assert response.status_code == 200, response.text
     answer = response.json()
     choice = answer["choices"][0]
-    return {"reasoning": choice["message"].get("reasoning_content") or "", "content": choice["message"].get("content") or "",
+    return {"reasoning": choice["message"].get("reasoning_content") or "",
+            "content": choice["message"].get("content") or "",
             "tokens": [entry["token"] for entry in choice["logprobs"]["content"]],
             "logprobs": [entry["logprob"] for entry in choice["logprobs"]["content"]],
             "finish": choice["finish_reason"],
@@ -92,7 +93,7 @@ def request(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def converse(server: ServerProcess) -> list[dict[str, Any]]:
-    """Two turns, each answer whole and streamed; the second turn has the first answer, a call and its result before it."""
+    """Two turns, each answer whole and streamed; before the second come the first answer, a call and its result."""
     turns = []
     messages = [SYSTEM, QUESTION]
     for _ in range(2):
@@ -120,7 +121,8 @@ def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_vendor_s_files_answer_as_stock_s(ranks: int, checkpoint: Path, expected: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_vendor_s_files_answer_as_stock_s(ranks: int, checkpoint: Path, expected: list[dict[str, Any]],
+                                              tmp_path: Path) -> None:
     # Stock counts CUDA devices before it chooses processes for the ranks by itself.
     more = ["--device", "cpu", "--distributed-executor-backend", "mp"]
     with served(tmp_path / "log", sys.executable, checkpoint, ranks, more, os.environ["PYTHONPATH"]) as server:

@@ -1,13 +1,15 @@
-"""What `make test-torch21` runs in .venv-torch21: the deployed code on the Python, torch and transformers of the vendor's image.
+"""What `make test-torch21` runs in .venv-torch21: our code on the Python, torch and transformers of the vendor's image.
 
-Without VENDOR_TREE: stock 0.6.3's source with the overlay. Nothing is compiled; the few operators that stock would take from its
-extension are stock_C.py. The operators, the engine's parts and the model run as in `make test`.
-With VENDOR_TREE=/path/to/vllm (the vendor's files, of which nothing may ever be committed): a copy of those with the overlay, the
-pin corex-3.2.3 without drift, and standins/ for the vendor's libraries; more suites, the demo server, and conversation.py.
+Without VENDOR_TREE: stock 0.6.3's source with the overlay. Nothing is compiled; the few operators that stock would take
+from its extension are stock_C.py. The operators, the engine's parts and the model run as in `make test`.
 
-The suites see a machine without a GPU (no_gpu/). The conversation does not: the vendor's files then take it for a CUDA machine, as
-they do on the card, and only `--device cpu` and the "cpu" in the version of the distribution tell where to compute.
-plugin.py names what is skipped. The result is kept in remote_results/.
+With VENDOR_TREE=/path/to/vllm (the vendor's files, of which nothing may ever be committed): a copy of those with the
+overlay, which must find the pin corex-3.2.3 and no drift, and standins/ for the vendor's libraries; more suites, the
+demo server, and conversation.py.
+
+The suites see a machine without a GPU (no_gpu/). The conversation does not: the vendor's files then take it for a CUDA
+machine, as they do on the card, and only `--device cpu` and the "cpu" in the distribution's version say where to
+compute. plugin.py names what is skipped. The result is kept in remote_results/.
 """
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ sys.path.insert(0, str(ROOT))
 from tests.run import Result, conclude, keep, run_all  # noqa: E402
 
 HERE = ROOT / "tests/torch21"
-CACHE = os.environ.get("VLLM_OVERLAY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "vllm-overlay")
-SUITES = ("overlay/kernels", "overlay/hybrid", "overlay/attention", "overlay/test_rebind.py", "chat_template", "core", "models", "worker")
+USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+CACHE = Path(os.environ.get("VLLM_OVERLAY_CACHE") or USER_CACHE / "vllm-overlay")
+SUITES = ("overlay/kernels", "overlay/hybrid", "overlay/attention", "overlay/test_rebind.py", "chat_template", "core",
+          "models", "worker")
 VENDOR_SUITES = ("overlay", "chat_template", "core", "models", "worker", "engine", "entrypoints", "e2e")
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "pydantic", "fastapi", "starlette", "uvicorn")
 
@@ -38,7 +42,7 @@ class Refused(Exception):
 
 def stock_tree(site: Path) -> Path:
     """Lays stock's source into `site` and returns its folder."""
-    archive = Path(CACHE, "vllm-0.6.3.tar.gz")
+    archive = CACHE / "vllm-0.6.3.tar.gz"
     if not archive.is_file():
         raise Refused(f"{archive} is missing: bash requirements/setup.sh torch21 downloads it")
     with tempfile.TemporaryDirectory() as unpacked:
@@ -74,15 +78,16 @@ def lay_overlay(tree: Path, pin: str, version: str) -> str:
         raise Refused(f"the overlay cannot be applied:\n{done.stdout}")
     receipt = json.loads((tree / "overlay/receipt.json").read_text())
     if receipt["pin"] != pin or receipt["drift"]:
-        raise Refused(f"the tree is taken for pin {receipt['pin']} with drift in {len(receipt['drift'])} files, not for {pin}")
+        raise Refused(f"the tree passes for pin {receipt['pin']} with drift in {len(receipt['drift'])} files, "
+                      f"not for {pin}")
     return receipt["manifest"]
 
 
 def suites(names: tuple[str, ...], label: str, path: list[Path]) -> list[Result]:
-    jobs = {f"{label}: {name}": [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.torch21.plugin",
-                                 f"tests/{name}"] for name in names}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(each) for each in [*path, ROOT]), "PYTHON": sys.executable,
-                   "VLLM_OVERLAY_CPU_PYTHON": str(ROOT / ".venv/bin/python")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.torch21.plugin"]
+    jobs = {f"{label}: {name}": [*command, f"tests/{name}"] for name in names}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(each) for each in [*path, ROOT]),
+                   "PYTHON": sys.executable, "VLLM_OVERLAY_CPU_PYTHON": str(ROOT / ".venv/bin/python")}
     return run_all(jobs, 2, environment)[0]
 
 

@@ -1,12 +1,13 @@
-"""Laid as `vllm/_C.py` into a copy of stock's source: the compiled operators for the CPU that a Qwen model calls, in PyTorch.
+"""Laid as `vllm/_C.py` into a copy of stock's source: the compiled operators that a Qwen model calls, in PyTorch.
 
-Signatures as in stock's csrc/cpu/torch_bindings.cpp. Stock imports this first of all, so it also gives torch 2.1 the two names
-that stock takes from a newer one for things that are not used here: descriptions of operators to a compiler, and a limit of it.
+Signatures as in stock's csrc/cpu/torch_bindings.cpp. Stock imports this before anything else, so it also gives torch
+2.1 two names that stock takes from a newer one and that matter to a compiler only.
 """
 from __future__ import annotations
 
 import torch
 import torch._dynamo
+
 from tests.torch21.standins.ixformer import functions
 
 _library = torch.library.Library("_C", "DEF")
@@ -22,8 +23,8 @@ _define("rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()
         lambda out, input, weight, epsilon: functions.rms_norm(input, weight, out, epsilon))
 _define("fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor weight, float epsilon) -> ()",
         functions.fused_add_rms_norm)
-_define("rotary_embedding(Tensor positions, Tensor! query, Tensor! key, int head_size, Tensor cos_sin_cache, bool is_neox) -> ()",
-        functions.vllm_rotary_embedding_neox)
+_define("rotary_embedding(Tensor positions, Tensor! query, Tensor! key, int head_size, Tensor cos_sin_cache, "
+        "bool is_neox) -> ()", functions.vllm_rotary_embedding_neox)
 
 torch.library.register_fake = lambda name: lambda function: function
 # Stock's model runner sets it.

@@ -40,7 +40,7 @@ def vllm_rotary_embedding_neox(positions: torch.Tensor, query: torch.Tensor, key
     for tensor in (query, key):
         heads = tensor.view(tensor.shape[0], -1, head_size)
         # Copies, because the places that they come from are written first.
-        first, second = (heads[..., place].to(torch.float32, copy=True) for place in (slice(half), slice(half, 2 * half)))
+        first, second = (part.to(torch.float32, copy=True) for part in heads[..., :2 * half].chunk(2, dim=-1))
         heads[..., :half].copy_(first * cos - second * sin)
         heads[..., half:2 * half].copy_(second * cos + first * sin)
 
