@@ -112,7 +112,7 @@ stock_source() { # PYTHON: keeps vLLM's source package in the cache
     mkdir -p "$cache"
     # Its setup.py runs to name itself; see build_stock.sh.
     VLLM_TARGET_DEVICE=cpu "$python" -m pip download --quiet --no-deps --no-build-isolation --require-hashes --no-binary vllm \
-        -d "$cache" -r "$here/stock.txt"
+        -d "$cache" -r "$here/stock.txt" || die "vLLM's source package could not be downloaded"
 }
 
 torch21_environment() {
