@@ -441,9 +441,9 @@ WORKER: tuple[Overlay, ...] = (
                "ranks outlive an engine that is killed, and with several of them stock hangs at exit. "
                "It also cannot be imported where Triton is not installed.",
         upstream="Not for upstream: vLLM V1 replaced the executor.",
-        remove_when="the pin passes tests/engine/test_lost_rank.py",
+        remove_when="the pin passes tests/executor/test_lost_rank.py",
         requires=("start-up-checks", "engine-substance", "rebind-one-stock-name-once"),
-        test="tests/engine/test_lost_rank.py",
+        test="tests/executor/test_lost_rank.py",
     ),
     Overlay(
         id="gpu-executor-on-cpu",

@@ -1,4 +1,7 @@
-"""A rank that is lost ends the engine, with the reason, and nothing is left behind; neither hangs."""
+"""A rank that is lost ends the engine, with the reason, and nothing is left behind; neither hangs.
+
+A suite of its own: engines are forked from here, so this process must never have held one.
+"""
 import asyncio
 import json
 import multiprocessing
