@@ -26,19 +26,21 @@ def digest_source(data: bytes) -> Digests:
     """Digests of the Python source in data (any line ending). Raises SyntaxError."""
     text = data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
     tree = ast.parse(text)
+    written: dict[ast.AST, str] = {}  # functions lie inside the module: each is written once
+    whole = _hash(_written(tree, written))
     symbols: dict[str, str] = {}
-    _collect(tree, "", symbols)
-    return Digests(_digest(tree), symbols)
+    _collect(tree, "", symbols, written)
+    return Digests(whole, symbols)
 
 
-def _collect(node: ast.AST, prefix: str, symbols: dict[str, str]) -> None:
+def _collect(node: ast.AST, prefix: str, symbols: dict[str, str], written: dict[ast.AST, str]) -> None:
     """Functions and classes directly in a module or class body; a name bound twice keeps its last meaning."""
     for child in getattr(node, "body", []):
         if isinstance(child, ast.ClassDef):
             symbols[prefix + child.name] = class_value([ast.unparse(base) for base in child.bases])
-            _collect(child, prefix + child.name + ".", symbols)
+            _collect(child, prefix + child.name + ".", symbols, written)
         elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            symbols[prefix + child.name] = _digest(child)
+            symbols[prefix + child.name] = _hash(written[child])
 
 
 def class_value(bases: list[str]) -> str:
@@ -46,29 +48,42 @@ def class_value(bases: list[str]) -> str:
     return "class " + ", ".join(bases)
 
 
-def _digest(node: ast.AST) -> str:
-    return hashlib.sha256(repr(_flat(node)).encode()).hexdigest()[:16]
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _flat(node: Any) -> Any:
-    """The tree as nested tuples."""
+def _written(node: Any, written: dict[ast.AST, str]) -> str:
+    """The tree as the repr of nested tuples, which is how the table of stock symbols was made."""
     if isinstance(node, ast.JoinedStr):
-        return ("JoinedStr", _flat_fstring(node))
+        return _tuple(["'JoinedStr'", _tuple(_parts(node, written))])
     if isinstance(node, ast.AST):
-        return (type(node).__name__, tuple((f, _flat(v)) for f, v in ast.iter_fields(node) if f not in _LEFT_OUT))
+        fields = [
+            f"({field!r}, {_written(value, written)})"
+            for field, value in ast.iter_fields(node)
+            if field not in _LEFT_OUT
+        ]
+        text = _tuple([repr(type(node).__name__), _tuple(fields)])
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            written[node] = text
+        return text
     if isinstance(node, list):
-        return tuple(_flat(value) for value in node)
-    return repr(node)
+        return _tuple([_written(value, written) for value in node])
+    return repr(repr(node))
 
 
-def _flat_fstring(node: ast.JoinedStr) -> tuple[Any, ...]:
+def _tuple(items: list[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _parts(node: ast.JoinedStr, written: dict[ast.AST, str]) -> list[str]:
     """The parts of an f-string with neighbouring constants joined, because Python versions split them differently."""
-    parts: list[Any] = []
+    parts: list[str] = []
+    constant = ""
     for value in node.values:
-        if not isinstance(value, ast.Constant):
-            parts.append(_flat(value))
-        elif parts and isinstance(parts[-1], str):
-            parts[-1] += str(value.value)
-        elif value.value != "":
-            parts.append(str(value.value))
-    return tuple(parts)
+        if isinstance(value, ast.Constant):
+            constant += str(value.value)
+            continue
+        parts += [repr(constant)] if constant else []
+        constant = ""
+        parts.append(_written(value, written))
+    return parts + ([repr(constant)] if constant else [])

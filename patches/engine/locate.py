@@ -20,9 +20,7 @@ def find_tree(root: str | None = None) -> Path:
     if root is not None:
         tree = Path(root).resolve()
         if not (tree / "__init__.py").is_file():
-            raise Refused(
-                f"{tree} is no vllm package (it has no __init__.py): name the folder vllm itself"
-            )
+            raise Refused(f"{tree} is no vllm package (it has no __init__.py): name the folder vllm itself")
         return tree
     trees = _trees_on_path()
     if not trees:

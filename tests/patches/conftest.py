@@ -14,6 +14,12 @@ from tests.helpers.overlay_world import World, make_world
 PYPI, COREX = "pypi-0.6.3", "corex-3.2.3"
 
 
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process wrote survives it without fsync, which costs more here than all else."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> World:
     """Synthetic stock, nothing applied."""

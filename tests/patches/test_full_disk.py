@@ -15,12 +15,6 @@ PAGE = os.sysconf("SC_PAGESIZE")
 MOST_PAGES = 200
 
 
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system in memory has nothing to wait for."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.mark.parametrize("limit", ["size", "nr_inodes"])
 @pytest.mark.parametrize("step", ["apply", "apply again with other sources", "revert"])
 def test_every_size(world: World, step: str, limit: str) -> None:

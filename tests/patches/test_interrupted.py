@@ -20,12 +20,6 @@ COMPLETED = 77
 STEPS = ["apply", "apply again with other rows", "revert"]
 
 
-@pytest.fixture(autouse=True)
-def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a killed process wrote survives it without fsync, which costs more here than all else."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("disturbance", ["kill", "error"])
 def test_disturbed_at_every_write(world: World, step: str, disturbance: str) -> None:

@@ -167,6 +167,7 @@ def test_readonly_folder(world: World) -> None:
 
 def test_readonly_mount(world: World) -> None:
     """Permission bits do not bind root, a mount does. Looking is allowed; nothing is tried."""
+
     def look_and_apply() -> list[tuple[int, str]]:
         mount_read_only(world.tree.parent)
         return [world.run(command) for command in ("plan", "status", "verify", "apply", "apply-and-verify")]

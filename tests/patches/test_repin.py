@@ -30,8 +30,7 @@ def test_nothing_new(world: World) -> None:
     before = world.pins_file.read_bytes()
     printed = world.must(f"repin {world.pins_file.with_name('stock_symbols.json')}")
     assert printed == (
-        "pin-a: nothing changed\npin-b: nothing changed\nrows to read again: none\n"
-        "3 stock files pinned: pin-a, pin-b\n"
+        "pin-a: nothing changed\npin-b: nothing changed\nrows to read again: none\n3 stock files pinned: pin-a, pin-b\n"
     )
     assert world.must(f"repin {world.tree} pin-a").startswith("pin-a: nothing changed\n")
     assert world.must(f"repin --dry-run {world.tree} pin-a").endswith("rows to read again: none\n")
