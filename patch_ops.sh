@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lays this project's overlay over the installed vLLM: patch_ops.sh [--root DIR] [plan|apply|verify|revert|status|readme|repin FILE].
+# Lays this project's overlay over the installed vLLM: patch_ops.sh [--root DIR] [plan|apply|verify|revert|status|readme|repin ...].
 # Without a command: apply, then verify. $PYTHON chooses the interpreter whose vLLM is meant. See patches/README.md.
 # The next line still runs when every line ends in CRLF: its last character is a comment, which takes the CR.
 if grep -q $'\r' "${BASH_SOURCE[0]}"; then echo "refused: ${BASH_SOURCE[0]} has CRLF line endings, so the whole checkout may have them: take a fresh git clone, in which .gitattributes keeps LF" >&2; exit 2; fi #

@@ -1,5 +1,5 @@
-"""All-reduce and gather of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for the first, which
-nobody needs otherwise."""
+"""All-reduce and gather of CPU tensors by torch.distributed (gloo); stock imports Intel's extension for the first, and
+nobody needs it otherwise."""
 from typing import Any
 
 import torch
