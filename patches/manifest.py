@@ -81,6 +81,17 @@ CORE: tuple[Overlay, ...] = (
         test="tests/overlay/hybrid/test_state_pool.py",
     ),
     Overlay(
+        id="pictures-computed-once",
+        kind="addition",
+        target="overlay/pictures/",
+        reason="Stock maps and computes the pictures of a prompt anew for every piece of it, does not cut their positions to the piece, "
+               "and leaves them out of the prefix cache's hash.",
+        upstream="Not for upstream: vLLM V1 has an encoder cache of its own, which 0.6.3 cannot carry.",
+        remove_when="the pin is a vLLM that serves Qwen3.5 with pictures and chunked prefill itself",
+        requires=("overlay-package",),
+        test="tests/overlay/pictures/test_book.py",
+    ),
+    Overlay(
         id="engine-substance",
         kind="addition",
         target="overlay/engine/",
