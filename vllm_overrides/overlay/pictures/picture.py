@@ -11,8 +11,9 @@ class Picture(NamedTuple):
     It travels in `TokensPrompt["multi_modal_data"] = {"image": [Picture, ...]}`, sorted by offset.
 
     offset: index in the prompt's token ids of its first placeholder. grid: (h, w) in patches, multiples of the merge
-    size. pixels: uint8 [h * w, channels, patch, patch]: the resized RGB picture, one frame, cut into patches in the image
-    processor's row order (merge blocks first), before rescaling and normalisation. digest: `digest_of(grid, pixels)`.
+    size. pixels: uint8 [h * w, channels, patch, patch], on the CPU: the resized RGB picture, one frame, cut into
+    patches in the image processor's row order (merge blocks first), before rescaling and normalisation. digest:
+    `digest_of(grid, pixels)`, which the engine does not work out again.
     """
     offset: int
     grid: tuple[int, int]
@@ -34,8 +35,8 @@ def digest_of(grid: tuple[int, int], pixels: torch.Tensor) -> bytes:
 class PictureSettings(NamedTuple):
     """What a model asks of its pictures.
 
-    placeholder: token id that stands for one embedding. merge: side, in patches, of the square that one embedding covers.
-    patch: side of a patch in pixels. channels: colours of a pixel.
+    placeholder: token id that stands for one embedding. merge: side, in patches, of the square that one embedding
+    covers. patch: side of a patch in pixels. channels: colours of a pixel.
     """
     placeholder: int
     merge: int

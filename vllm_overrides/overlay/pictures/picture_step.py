@@ -32,7 +32,7 @@ def get_picture_step() -> PictureStep | None:
 
 @contextmanager
 def set_picture_step(step: PictureStep | None) -> Iterator[None]:
-    """Makes `step` what `get_picture_step` returns while the context lasts. A worker runs one forward pass at a time."""
+    """Makes `step` what `get_picture_step` returns while the context lasts."""
     global _current
     before = _current
     _current = step

@@ -1,9 +1,9 @@
 """M-RoPE positions: three numbers per token (time, row, column), made for the tokens of a step and never for a whole
 prompt.
 
-Text counts on by one in all three. The tokens of a picture that begins at position p stand at (p, p + row, p + column) of
-its merged grid, and the text behind it goes on at p + the longer side. Source: get_rope_index of Hugging Face transformers
-5, models/qwen3_5, for pictures of one frame.
+Text counts on by one in all three. The tokens of a picture that begins at position p stand at (p, p + row, p + column)
+of its merged grid, and the text behind it goes on at p + the longer side. Source: get_rope_index of Hugging Face
+transformers 5, models/qwen3_5, for pictures of one frame.
 """
 from bisect import bisect_right
 from collections.abc import Sequence
