@@ -14,12 +14,16 @@ from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
 from vllm.overlay.serving.parse.markers import CALL, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
+from vllm.overlay.serving.pictures.placeholders import Placeholders
+from vllm.overlay.serving.pictures.reader import PictureReader
+from vllm.overlay.serving.pictures.settings import PictureInput
 from vllm.overlay.serving.render import Prompt, Renderer
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none."""
+    """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none.
+    pictures: None where the model takes none."""
 
     model_names: tuple[str, ...]
     model_path: str
@@ -36,16 +40,21 @@ class Settings:
     tokens_as_ids: bool = False
     log_requests: bool = True
     priorities: bool = False
+    pictures: PictureInput | None = None
 
 
 class Service:
     """One served model. Makes a request's choices; knows nothing of HTTP."""
 
     def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
-        """engine: an EngineClient; tokenizer: a transformers tokenizer."""
+        """engine: an EngineClient; tokenizer: a transformers tokenizer. Raises ValueError where the tokenizer lacks the
+        tokens that the model's pictures need."""
         self.engine = engine
         self.settings = settings
-        self.renderer = Renderer(tokenizer, settings.chat_template)
+        shown = settings.pictures
+        self.pictures = PictureReader(shown)
+        self.renderer = Renderer(tokenizer, settings.chat_template,
+                                 Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None)
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
@@ -54,6 +63,11 @@ class Service:
             settings.tool_call_parser or "", ())
         self._marker_ids = marker_ids(tokenizer.get_vocab(), self._markers)
         self._special = frozenset(tokenizer.all_special_ids)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.renderer.close()
+        self.pictures.close()
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) for a model that is not served here."""
@@ -74,6 +88,13 @@ class Service:
             return
         raise RequestError("Tool calls need the server's options --enable-auto-tool-choice and --tool-call-parser.",
                            param="tool_choice", code="unsupported_parameter")
+
+    def check_token_ids(self, prompt: Prompt) -> None:
+        """Raise RequestError where a prompt of token ids holds a picture's token: there is no picture to it."""
+        shown = self.settings.pictures
+        if shown is not None and shown.placeholder in prompt.token_ids:
+            raise RequestError(f"prompt holds token {shown.placeholder}, which stands for a picture; pictures are taken "
+                               "in the messages of /v1/chat/completions.", param="prompt")
 
     def banned_tokens(self, request: ChatRequest) -> list[int]:
         """What the answer must not hold: the beginning of a call, where there are tools and none may be called."""
