@@ -91,6 +91,8 @@ class Renderer:
                 tokenize=False,
                 **kwargs,
             )
+        except RecursionError:
+            raise RequestError("These messages or tools are nested too deeply.", param="messages") from None
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
         opened_call = None

@@ -28,7 +28,12 @@ def picture_size(data: bytes, path: str, max_pixels: int) -> tuple[int, int]:
     """(width, height) by the header alone. Raises RequestError (naming path) for what is no picture, or too large."""
     # Pillow's own WebP reader makes its canvas before it tells the size.
     _check_size(_webp_size(data), path, max_pixels)
-    size = _opened(data, path).size
+    try:
+        size = _opened(data, path).size
+    except Image.DecompressionBombError:
+        raise RequestError(f"{path} is a picture of more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels; at most "
+                           f"{max_pixels} are decoded (--max-picture-source-pixels).", param=path,
+                           code="invalid_image") from None
     _check_size(size, path, max_pixels)
     return size
 
@@ -53,6 +58,8 @@ def _opened(data: bytes, path: str) -> Image.Image:
     except Image.UnidentifiedImageError:
         raise RequestError(f"{path} is not a picture in one of the formats {', '.join(FORMATS)}, or its header is "
                            "damaged.", param=path, code="invalid_image") from None
+    except Image.DecompressionBombError:
+        raise
     except Exception as error:
         raise _undecodable(path, error) from error
 

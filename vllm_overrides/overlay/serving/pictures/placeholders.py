@@ -42,7 +42,7 @@ class Placeholders:
     def guarded(self, value: Any, secret: str) -> Any:
         """JSON value -> the same with the secret inside of all that is spelled in its strings and names."""
         if isinstance(value, str):
-            return self._spelled.sub(rf"\1{secret}", value)
+            return self._spelled.sub(rf"\g<1>{secret}", value)
         if isinstance(value, dict):
             return {self.guarded(name, secret): self.guarded(one, secret) for name, one in value.items()}
         if isinstance(value, (list, tuple)):
