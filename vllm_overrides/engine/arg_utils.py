@@ -16,10 +16,10 @@ class EngineArgs(_stock.EngineArgs):
         limits, self.limit_mm_per_prompt = self.limit_mm_per_prompt, None
         model_config = super().create_model_config()
         self.limit_mm_per_prompt = limits
-        if PictureSettings.of(model_config.hf_config) is None:
+        if limits and PictureSettings.of(model_config.hf_config) is None:
             model_config.multimodal_config = model_config._init_multimodal_config(limits)
-        else:
-            model_config.max_pictures = (limits or {}).get("image")
+        elif limits:
+            model_config.max_pictures = limits.get("image")
         defaults.apply(self, model_config)
         return model_config
 
