@@ -156,9 +156,9 @@ CORE: tuple[Overlay, ...] = (
         target="core/block_manager_v2.py",
         symbols=("BlockSpaceManagerV2", "BlockSpaceManagerV2.mark_blocks_as_computed", "BlockSpaceManagerV2.get_common_computed_block_ids",
                  "BlockSpaceManagerV2.can_allocate", "BlockSpaceManagerV2.can_append_slots", "BlockSpaceManagerV2.free",
-                 "BlockSpaceManagerV2.allocate"),
+                 "BlockSpaceManagerV2.allocate", "BlockSpaceManagerV2._allocate_sequence", "core/block/block_table.py:BlockTable.allocate"),
         reason="Stock counts hits over gaps, keeps a hit over later pieces of a prompt with too short a block table, wants a free block for "
-               "a token that needs none, and refuses a preempted sequence that fits.",
+               "a token that needs none, refuses a preempted sequence that fits, and takes two pictures of one size for equal content.",
         upstream="Not for upstream: vLLM V1 replaced the block manager.",
         remove_when="tests/core pass on the pin's own block manager",
         requires=("only-computed-blocks-are-cached",),
@@ -185,10 +185,10 @@ CORE: tuple[Overlay, ...] = (
         target="sequence.py",
         symbols=("Sequence", "Sequence.get_output_token_ids_to_return", "SequenceGroup", "SequenceGroupMetadata"),
         reason="With no new token stock returns prompt and output as new tokens (2,485 completion tokens instead of 5); metadata refuses "
-               "new attributes, so state orders need a subclass.",
+               "new attributes, so orders about states and pictures need a subclass.",
         upstream="https://github.com/vllm-project/vllm/issues/9028 (the token count)",
         remove_when="the pin returns no tokens where none are new, and recurrent-state-in-scheduler-owned-slots is removed",
-        requires=("recurrent-state-in-scheduler-owned-slots",),
+        requires=("recurrent-state-in-scheduler-owned-slots", "pictures-computed-once"),
         test="tests/engine/test_outputs.py",
     ),
     Overlay(
@@ -257,12 +257,12 @@ CORE: tuple[Overlay, ...] = (
         id="chunked-prefill-by-default",
         kind="extension",
         target="engine/arg_utils.py",
-        symbols=("EngineArgs", "EngineArgs.create_model_config", "AsyncEngineArgs"),
+        symbols=("EngineArgs", "EngineArgs.create_model_config", "AsyncEngineArgs", "config.py:ModelConfig._init_multimodal_config"),
         reason="Stock cuts prompts into pieces by default only on CUDA above 32 K tokens; elsewhere it sizes a step for the whole context. "
-               "It also sets 4 GiB per rank aside for swapping, which never happens here.",
+               "It also sets 4 GiB per rank aside for swapping, which never happens here, and refuses --limit-mm-per-prompt for our models.",
         upstream="Not for upstream: vLLM V1 always cuts prompts.",
         remove_when="the pin cuts prompts on every device by default",
-        requires=("engine-substance",),
+        requires=("engine-substance", "pictures-computed-once"),
         test="tests/engine/test_defaults.py",
     ),
     Overlay(
@@ -366,11 +366,12 @@ WORKER: tuple[Overlay, ...] = (
         symbols=("ModelInputForGPUWithSamplingMetadata", "ModelRunner", "ModelRunner.execute_model", "ModelRunner.prepare_model_input",
                  "ModelRunner.make_model_input_from_broadcasted_tensor_dict", "GPUModelRunnerBase.profile_run",
                  "GPUModelRunnerBase.load_model", "utils.py:DeviceMemoryProfiler"),
-        reason="Carries the scheduler's orders about recurrent state to every rank and to the model; keeps the generator of a seeded "
-               "request over a preemption; measures memory off CUDA, where stock returns an unbound name.",
+        reason="Carries the scheduler's orders about recurrent state and pictures to every rank and to the model, with positions cut to the "
+               "step; keeps the generator of a seeded request over a preemption; measures memory off CUDA, where stock returns an unbound name.",
         upstream="Not for upstream: vLLM V1 has its own design for the state of hybrid models, which 0.6.3 cannot carry.",
         remove_when="recurrent-state-in-scheduler-owned-slots is removed",
-        requires=("recurrent-state-in-scheduler-owned-slots", "engine-substance", "rebind-one-stock-name-once", "start-up-checks"),
+        requires=("recurrent-state-in-scheduler-owned-slots", "pictures-computed-once", "engine-substance", "rebind-one-stock-name-once",
+                  "start-up-checks"),
         test="tests/worker/test_state_plumbing.py",
     ),
     Overlay(

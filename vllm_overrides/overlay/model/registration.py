@@ -3,6 +3,9 @@
 Stock finds out what a model class can do by importing it in a child process, which costs seconds per start and turns
 any error there into "not supported". The properties of our classes are few and fixed, so they are stated here; a test
 compares them with what stock would have found.
+
+"Multimodal" is what stock calls a model whose pictures go stock's own way: no chunked prefill, no prefix caching, dummy
+pictures in the profile run, a limit of one picture. Ours go another (vllm.overlay.pictures), so to stock they are none.
 """
 from dataclasses import dataclass
 
