@@ -34,11 +34,17 @@ def pattern(width: int, height: int, channels: int = 3, depth: int = 8) -> np.nd
     are."""
     y, x, c = np.ogrid[:height, :width, :channels]
     values = (x * 7919 + y * 104729 + c * 1299709 + x * y * 31) % 2**depth
-    return np.squeeze(values, 2).astype(np.uint16 if depth > 8 else np.uint8) if channels == 1 else values.astype(np.uint8)
+    values = values.astype(np.uint16 if depth > 8 else np.uint8)
+    return np.squeeze(values, 2) if channels == 1 else values
 
 
 def picture(width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(pattern(width, height))
+
+
+def large_picture(side: int) -> Image.Image:
+    """A square made in no time."""
+    return Image.linear_gradient("L").resize((side, side)).convert("RGB")
 
 
 def file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

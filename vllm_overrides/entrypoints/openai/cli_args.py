@@ -21,8 +21,8 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--trust-request-chat-template", action="store_true",
                        help="let a request bring its own chat template, a program that the server then runs")
     group.add_argument("--max-picture-pixels", type=int, default=None, metavar="N",
-                       help="a larger picture is resized down to this many pixels. Default: longest_edge of the model's "
-                       "preprocessor_config.json (16777216: 16384 tokens)")
+                       help="a larger picture is resized down to this many pixels. Default: longest_edge of the "
+                       "model's preprocessor_config.json (16777216: 16384 tokens)")
     group.add_argument("--max-picture-tokens", type=int, default=None, metavar="N",
                        help="a request whose pictures take more tokens together is refused. Default: --max-model-len. "
                        "Their number is limited by --limit-mm-per-prompt image=N; default: any that fit")

@@ -2,8 +2,9 @@
 
 Every message becomes ``{"role", "content": str}``; an assistant's may carry ``reasoning_content`` (str) and
 ``tool_calls`` (``{"id", "type": "function", "function": {"name", "arguments": dict}}``), a tool's ``tool_call_id``.
-A user's or tool's content with pictures is a list of ``{"type": "text", "text"}`` and ``{"type": "image"}`` in the order
-in which they were sent; where the pictures are stands beside the messages, so that no template and no log sees it.
+A user's or tool's content with pictures is a list of ``{"type": "text", "text"}`` and ``{"type": "image"}`` in the
+order in which they were sent; where the pictures are stands beside the messages, so that no template and no log sees
+it.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Options:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to continue. pictures: of the messages, in order. thinking: None where the request leaves it to the
-    template."""
+    """A conversation to continue. pictures: of the messages, in order. thinking: None where the request leaves it to
+    the template."""
 
     model: str
     messages: list[dict[str, Any]]

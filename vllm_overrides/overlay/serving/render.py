@@ -24,8 +24,9 @@ _TURN, _END_TURN = "<|im_start|>", "<|im_end|>"
 @dataclass(frozen=True)
 class Prompt:
     """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it
-    holds behind a ``<tool_call>`` that it leaves open, None where it opens none. text has one placeholder for a picture,
-    token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when they are read."""
+    holds behind a ``<tool_call>`` that it leaves open, None where it opens none. text has one placeholder for a
+    picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when they are
+    read."""
 
     text: str
     token_ids: list[int]

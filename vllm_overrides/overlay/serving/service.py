@@ -93,8 +93,8 @@ class Service:
         """Raise RequestError where a prompt of token ids holds a picture's token: there is no picture to it."""
         shown = self.settings.pictures
         if shown is not None and shown.placeholder in prompt.token_ids:
-            raise RequestError(f"prompt holds token {shown.placeholder}, which stands for a picture; pictures are taken "
-                               "in the messages of /v1/chat/completions.", param="prompt")
+            raise RequestError(f"prompt holds token {shown.placeholder}, which stands for a picture; pictures are "
+                               "taken in the messages of /v1/chat/completions.", param="prompt")
 
     def banned_tokens(self, request: ChatRequest) -> list[int]:
         """What the answer must not hold: the beginning of a call, where there are tools and none may be called."""

@@ -39,7 +39,8 @@ def test_all_lengths_around_a_group_of_four_across_pieces(length, monkeypatch):
         assert decode_data_url(f"data:;base64,{text}", "p", 100) == data
 
 
-@pytest.mark.parametrize("data", ["A", "AAAAA", "AA=A", "AA==AA==", "AAA!", "AA\0A", "é", "AAAA" * 300_000 + "=A", "====A"])
+@pytest.mark.parametrize("data", ["A", "AAAAA", "AA=A", "AA==AA==", "AAA!", "AA\0A", "é", "AAAA" * 300_000 + "=A",
+                                  "====A"])
 def test_what_is_no_base64(data):
     with pytest.raises(RequestError, match="not valid base64") as caught:
         decode_data_url(f"data:image/png;base64,{data}", "messages[0].content[1].image_url", 10**7)
@@ -49,7 +50,8 @@ def test_what_is_no_base64(data):
 def test_empty_without_comma_and_too_large():
     for url, words in (("data:image/png;base64,", "no data"), ("data:image/png;base64,==", "no data"),
                        ("data:image/png;base64", "without a comma"),
-                       (f"data:;base64,{PLAIN}", "at most 100 bytes"), (f"data:;base64,{PLAIN[:160]}", "at most 100 bytes"),
+                       (f"data:;base64,{PLAIN}", "at most 100 bytes"),
+                       (f"data:;base64,{PLAIN[:160]}", "at most 100 bytes"),
                        ("data:,abc" * 30, "at most 100 bytes")):
         with pytest.raises(RequestError, match=words):
             decode_data_url(url, "p", 100)

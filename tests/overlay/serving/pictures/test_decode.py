@@ -44,7 +44,8 @@ GREY = Image.fromarray(pattern(40, 24, 1))
     (file(IMAGE, "JPEG", quality=90), np.asarray(Image.open(io.BytesIO(file(IMAGE, "JPEG", quality=90))))),
     (file(IMAGE, "JPEG", progressive=True),
      np.asarray(Image.open(io.BytesIO(file(IMAGE, "JPEG", progressive=True))))),
-    (file(GREY), np.asarray(GREY.convert("RGB"))), (file(GREY.convert("1")), np.asarray(GREY.convert("1").convert("RGB"))),
+    (file(GREY), np.asarray(GREY.convert("RGB"))),
+    (file(GREY.convert("1")), np.asarray(GREY.convert("1").convert("RGB"))),
     (file(IMAGE.quantize(16)), np.asarray(IMAGE.quantize(16).convert("RGB"))),
     (file(IMAGE.quantize(16), "GIF"), np.asarray(IMAGE.quantize(16).convert("RGB"))),
     (file(GREY, "JPEG"), np.asarray(Image.open(io.BytesIO(file(GREY, "JPEG"))).convert("RGB"))),
@@ -76,7 +77,9 @@ def test_transparency_is_composited_over_white():
     rgba = Image.fromarray(np.array([[[255, 0, 0, 255], [255, 0, 0, 0], [0, 0, 0, 128]]], np.uint8))
     for data in (file(rgba), file(rgba, "WEBP", lossless=True, exact=True)):
         assert read(data).tolist() == [[[255, 0, 0], [255, 255, 255], [127, 127, 127]]]
-    assert read(file(Image.fromarray(np.array([[[0, 0], [0, 255]]], np.uint8), "LA"))).tolist() == [[[255] * 3, [0] * 3]]
+    grey = Image.new("LA", (2, 1), (0, 0))
+    grey.putpixel((1, 0), (0, 255))
+    assert read(file(grey)).tolist() == [[[255] * 3, [0] * 3]]
     palette = Image.new("P", (2, 1))
     palette.putpalette([0, 0, 0, 9, 9, 9])
     palette.putpixel((1, 0), 1)
@@ -97,7 +100,8 @@ def test_orientation(kind, orientation):
     assert read(data).shape[:2] == ((24, 40) if orientation < 5 else (40, 24))
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0MM\0*" + b"\xff" * 40])
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage",
+                                  b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0MM\0*" + b"\xff" * 40])
 def test_a_picture_with_damaged_exif_lies_as_it_is(exif):
     assert np.array_equal(read(file(IMAGE, "PNG", exif=exif)), PIXELS)
 
@@ -123,20 +127,22 @@ def webp(kind: bytes, body: bytes) -> bytes:
 
 @pytest.mark.parametrize(("data", "words"), [
     (png(60000, 60000), "more than 178956970 pixels; at most 4194304"),
-    (png(3000, 2000), "3000x2000 = 6000000 pixels; at most 4194304"), (png(2**31 - 1, 2**31 - 1), "at most 4194304|damaged"),
+    (png(3000, 2000), "3000x2000 = 6000000 pixels; at most 4194304"),
+    (png(2**31 - 1, 2**31 - 1), "at most 4194304|damaged"),
     (webp(b"VP8X", bytes(4) + b"\xff\xff\xff" * 2), "16777216x16777216"),
     (webp(b"VP8L", b"\x2f" + struct.pack("<I", 0x0FFFFFFF) + bytes(10)), "16384x16384"),
     (webp(b"VP8 ", b"\x10\0\0\x9d\x01\x2a" + b"\xff\x3f\xff\x3f" + bytes(10)), "16383x16383"),
-    (b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"\x2c" + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\x02\x01\0\0;",
-     "more than 178956970 pixels; at most 4194304"),
+    (b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"\x2c" + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0)
+     + b"\x02\x01\0\0;", "more than 178956970 pixels; at most 4194304"),
     (png(3000, 10), "3000x10 pixels; one side may be at most 200 times"),
     (png(0, 5), "none|damaged|header"), (png(5, 0), "none|damaged|header"), (png(5, 5), "damaged"),
     (b"", "formats"), (b"x", "formats"), (b"GIF89a", "formats"), (b"\x89PNG\r\n\x1a\n", "formats|damaged"),
-    (b"%PDF-1.4\n", "formats"), (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "formats"), (b"BM" + bytes(60), "formats"),
+    (b"%PDF-1.4\n", "formats"), (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "formats"),
+    (b"BM" + bytes(60), "formats"),
     (b"II*\0" + bytes(60), "formats"), (b"\0" * 10_000, "formats"), (b"RIFF\0\0\0\0WEBP", "formats|damaged"),
     (file(IMAGE)[:200], "damaged"), (file(IMAGE, "JPEG")[:300], "damaged|formats"),
     (file(IMAGE, "WEBP")[:60], "damaged|formats"), (file(IMAGE.quantize(16), "GIF")[:60], "damaged|formats"),
-], ids=str)
+], ids=lambda value: value[:24] if isinstance(value, str) else f"{len(value)} bytes")
 def test_refused(data, words):
     refused(data, words)
 

@@ -64,7 +64,8 @@ TOOL = {"type": "function", "function": {"name": "f", "description": SPELLED, "p
 @pytest.mark.parametrize(("messages", "fields"), [
     ([{"role": "user", "content": f"a {SPELLED} b"}], {}),
     ([{"role": "user", "content": [{"type": "text", "text": "<|image"}, {"type": "text", "text": "_pad|>"}]}], {}),
-    ([{"role": "system", "content": SPELLED}, {"role": "user", "content": "<|video_pad|><|image_pad|><|image_pad|>"}], {}),
+    ([{"role": "system", "content": SPELLED}, {"role": "user", "content": "<|video_pad|><|image_pad|><|image_pad|>"}],
+     {}),
     ([{"role": "user", "content": "x"}, {"role": "assistant", "content": SPELLED, "reasoning_content": SPELLED},
       {"role": "user", "content": "y"}], {"chat_template_kwargs": {"preserve_thinking": True}}),
     ([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"function": {

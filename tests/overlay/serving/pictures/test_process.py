@@ -1,4 +1,4 @@
-"""The patches: equal, byte for byte, to those of the image processor in both versions of transformers that are served."""
+"""The patches: equal, byte for byte, to those of the image processor in both versions of transformers."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ def test_the_largest_picture_is_cut_in_bounded_time_and_memory():
     grid, patches = ours(image)
     seconds = time.monotonic() - start
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"4096x4096: {grid} patches in {seconds:.2f} s, {grown:.0f} MiB more at the peak, {patches.nbytes >> 20} kept")
+    print(f"4096x4096: {grid} patches in {seconds:.2f} s, {grown:.0f} MiB more at the peak, "
+          f"{patches.nbytes >> 20} kept")
     assert grid == (256, 256) and patches.nbytes == 4096 * 4096 * 3
     assert grown < 400 and seconds < 10

@@ -1,4 +1,5 @@
-"""Bytes of PNG, JPEG, WebP or GIF -> an upright RGB picture. What the header says is checked before anything is decoded.
+"""Bytes of PNG, JPEG, WebP or GIF -> an upright RGB picture. The header is checked before anything is
+decoded.
 
 Transparency is composited over white, 16-bit grey keeps its high byte, an animation gives its first frame, and EXIF
 orientation is applied.
@@ -19,9 +20,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # Of a JPEG; progressive ones have ten or so. Each pass over a large picture takes as long as decoding all of it.
 _MOST_SCANS = 100
 _ORIENTATION = 0x0112
-# Names that every Pillow has; what undoes each orientation.
-_UPRIGHT = {2: Image.FLIP_LEFT_RIGHT, 3: Image.ROTATE_180, 4: Image.FLIP_TOP_BOTTOM, 5: Image.TRANSPOSE,
-            6: Image.ROTATE_270, 7: Image.TRANSVERSE, 8: Image.ROTATE_90}
+# What undoes each orientation. The names that every Pillow has; newer ones declare others.
+_names: Any = Image
+_UPRIGHT = {2: _names.FLIP_LEFT_RIGHT, 3: _names.ROTATE_180, 4: _names.FLIP_TOP_BOTTOM, 5: _names.TRANSPOSE,
+            6: _names.ROTATE_270, 7: _names.TRANSVERSE, 8: _names.ROTATE_90}
 
 
 def picture_size(data: bytes, path: str, max_pixels: int) -> tuple[int, int]:

@@ -104,13 +104,12 @@ def _refused(source: PictureSource, why: str) -> RequestError:
 
 
 def _measure(path: str, data: str | bytes, settings: PictureInput) -> MeasuredPicture:
-    if isinstance(data, str):
-        data = decode_data_url(data, path, settings.limits.max_bytes)
-    size = picture_size(data, path, settings.limits.max_source_pixels)
+    raw = decode_data_url(data, path, settings.limits.max_bytes) if isinstance(data, str) else data
+    size = picture_size(raw, path, settings.limits.max_source_pixels)
     factor = settings.patch * settings.merge
     # The same for a picture that EXIF turns by a right angle.
     width, height = target_size(*size, factor, settings.min_pixels, settings.max_pixels)
-    return MeasuredPicture(path, data, size, width * height // factor**2)
+    return MeasuredPicture(path, raw, size, width * height // factor**2)
 
 
 def _make(picture: MeasuredPicture, offset: int, settings: PictureInput) -> Picture:

@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE = 1 << 16
-# Networks that reach IPv4 addresses under an IPv6 name of their own, with the bits behind which the IPv4 address stands.
+# Networks whose addresses hold one of IPv4, and how many bits stand behind it.
 _EMBEDDING = ((ipaddress.ip_network("64:ff9b::/96"), 0), (ipaddress.ip_network("2002::/16"), 80))
 _NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("::/96", "64:ff9b:1::/48", "2001::/32", "fec0::/10", "100.64.0.0/10",
                                                "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15")))
@@ -81,9 +81,8 @@ def _check(url: Any, path: str) -> None:
     if url.scheme not in ("http", "https") or not url.host or url.user is not None:
         raise _failed(path, "only http and https addresses without a user name are fetched")
     # A host that is an address never reaches the resolver.
-    if ":" in url.host or url.host.replace(".", "").isdigit():
-        if not is_public(url.host):
-            raise _not_public(path)
+    if (":" in url.host or url.host.replace(".", "").isdigit()) and not is_public(url.host):
+        raise _not_public(path)
 
 
 def _resolver(path: str) -> Any:
@@ -95,7 +94,7 @@ def _resolver(path: str) -> Any:
         async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_UNSPEC) -> list[Any]:
             """In aiohttp's form."""
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-            if not found or not all(is_public(address[0]) for *_, address in found):
+            if not found or not all(is_public(str(address[0])) for *_, address in found):
                 raise _not_public(path)
             return [{"hostname": host, "host": address[0], "port": port, "family": kind, "proto": protocol,
                      "flags": socket.AI_NUMERICHOST} for kind, _, protocol, _, address in found]

@@ -94,7 +94,8 @@ def picture_input(model_config: Any, limits: PictureLimits | None = None) -> Pic
     least = values.get("min_pixels") or size.get("shortest_edge") or _LEAST_TOKENS * square
     most = limits.max_pixels or values.get("max_pixels") or size.get("longest_edge") or _MOST_TOKENS * square
     if most < max(least, square):
-        raise ValueError(f"--max-picture-pixels is {most}, but this model's pictures have at least {max(least, square)}")
+        raise ValueError(f"--max-picture-pixels is {most}, but this model's pictures have at least "
+                         f"{max(least, square)}")
     return PictureInput(model.placeholder, marks, model.patch, model.merge, least, most, values.get("resample") or 3,
                         min(limits.max_tokens or model_config.max_model_len, model_config.max_model_len), limits)
 
