@@ -1,8 +1,8 @@
-"""Qwen3.5 / Qwen3.6 hybrid language models: Gated DeltaNet and gated full attention, dense or mixture of experts.
+"""Qwen3.5 / Qwen3.6 hybrid models: Gated DeltaNet and gated full attention, dense or mixture of experts, with pictures.
 
-Text only: the vision tower and the multi-token-prediction head are not built, and their weights are skipped with a
-line that says so. Sources: the published configuration, and Hugging Face transformers 5 (models/qwen3_5_moe), which
-the tests compare with. Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464.
+The vision tower stands in vllm.overlay.model.vision. The multi-token-prediction head is not built, and its weights are
+skipped with a line that says so. Sources: the published configuration, and Hugging Face transformers 5
+(models/qwen3_5_moe), which the tests compare with. Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464.
 
 Throughout, T is the number of tokens of the step, and sizes with "local" in their name are this tensor-parallel rank's.
 """
@@ -40,15 +40,15 @@ from vllm.overlay.kernels.moe import experts, route
 from vllm.overlay.kernels.norms import gated_rms_norm, rms_norm
 from vllm.overlay.kernels.rope import RotaryTable, Rotation, apply_rope
 from vllm.overlay.model.checkpoint import Wanted, copied, joined_linear, linear, load_checkpoint
+from vllm.overlay.model.vision import VisionTower
+from vllm.overlay.pictures.picture_step import get_picture_step
 from vllm.sequence import IntermediateTensors
 from vllm.transformers_utils.configs.qwen3_5 import FULL_ATTENTION, LINEAR_ATTENTION
 
-NO_PICTURES = "picture input is not served yet"
-SKIPPED = {
-    "model.visual.": NO_PICTURES,
-    "visual.": NO_PICTURES,
-    "mtp.": "the multi-token-prediction head is not used yet",
-}
+SKIPPED = {"mtp.": "the multi-token-prediction head is not used yet"}
+# Prefixes of the vision tower's tensors: (in some checkpoints, in the published ones).
+VISION_PREFIX = ("visual.", "model.visual.")
+NO_TOWER = "only a ...ForConditionalGeneration architecture with a vision_config takes pictures"
 # Checkpoints with a vision tower put the language model under the first prefix, text-only ones under the second.
 TEXT_PREFIX = ("model.language_model.", "model.")
 
@@ -369,6 +369,9 @@ class Qwen3_5TextModel(nn.Module):
         rows = _rows(attn_metadata, input_ids)
         rotation = self.rotary(positions)
         x = self.embed_tokens(input_ids)
+        pictures = get_picture_step()
+        if pictures is not None:
+            pictures.place(x)
         residual = torch.zeros_like(x)
         caches = iter(kv_caches)
         for layer in self.layers:
@@ -387,10 +390,14 @@ class Qwen3_5TextModel(nn.Module):
 class Qwen3_5ForCausalLM(nn.Module):
     """The dense and the mixture-of-experts model, from a text-only checkpoint or the text part of one with pictures.
 
+    Attributes:
+        visual: the vision tower; None in an architecture that takes no pictures, or without vision_config.
+
     Raises:
         ValueError: settings that are not implemented, sizes that the tensor-parallel ranks cannot share, pipeline
             parallelism. The message is one line.
     """
+    takes_pictures = False
 
     def __init__(self,
                  config: PretrainedConfig,
@@ -400,6 +407,10 @@ class Qwen3_5ForCausalLM(nn.Module):
         self.config = config
         self.text_config = config.get_text_config()
         _check_supported(config, self.text_config, quant_config)
+        vision = getattr(config, "vision_config", None)
+        # Not quantised: a fiftieth of the weights, and published quantised checkpoints leave it alone.
+        self.visual = (VisionTower(vision, self.text_config.hidden_size, "visual")
+                       if self.takes_pictures and vision is not None else None)
         self.model = Qwen3_5TextModel(self.text_config, cache_config, quant_config, "model")
         if config.tie_word_embeddings:
             self.lm_head: VocabParallelEmbedding = self.model.embed_tokens
@@ -418,6 +429,16 @@ class Qwen3_5ForCausalLM(nn.Module):
                          conv_dtype=self.model.norm.weight.dtype,
                          recurrent_shape=(text.linear_num_value_heads // tp, text.linear_key_head_dim,
                                           text.linear_value_head_dim))
+
+    def embed_pictures(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """The pictures' embeddings, [tokens, hidden] each; see VisionTower.forward.
+
+        Raises:
+            ValueError: the model takes no pictures; pixels that do not fit their grid.
+        """
+        if self.visual is None:
+            raise ValueError(f"{type(self).__name__} takes no pictures")
+        return self.visual(pixels, grids)
 
     def forward(self,
                 input_ids: torch.Tensor,
@@ -444,11 +465,15 @@ class Qwen3_5ForCausalLM(nn.Module):
         """
         skipped = dict(SKIPPED)
         wanted = list(self.model.wanted("model"))
+        if self.visual is not None:
+            wanted += self.visual.wanted("model.visual")
+        else:
+            skipped.update(dict.fromkeys(VISION_PREFIX, NO_TOWER))
         if self.config.tie_word_embeddings:
             skipped["lm_head."] = "the configuration ties the head to the embedding"
         else:
             wanted.append(_vocabulary("lm_head.weight", self.lm_head))
-        load_checkpoint(weights, wanted, skipped, TEXT_PREFIX)
+        load_checkpoint(weights, wanted, skipped, (TEXT_PREFIX, VISION_PREFIX))
 
 
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
@@ -456,11 +481,13 @@ class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
 
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Published name of the dense model with pictures; its text part."""
+    """Published name of the dense model with pictures."""
+    takes_pictures = True
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Published name of the mixture-of-experts model with pictures; its text part."""
+    """Published name of the mixture-of-experts model with pictures."""
+    takes_pictures = True
 
 
 def _is_moe(text: PretrainedConfig) -> bool:

@@ -32,14 +32,14 @@ class Wanted(NamedTuple):
 
 
 def load_checkpoint(weights: Iterable[tuple[str, torch.Tensor]], wanted: Iterable[Wanted], skipped: dict[str, str],
-                    alias: tuple[str, str]) -> None:
+                    aliases: Sequence[tuple[str, str]]) -> None:
     """Loads every tensor of `weights` into its place.
 
     Args:
         weights: (name, tensor) pairs.
         wanted: what the model needs, all of it.
         skipped: name prefix -> why tensors under it are left out. Each prefix met is logged as one line.
-        alias: (prefix in some checkpoints, the same in `wanted`). Messages use the checkpoint's spelling.
+        aliases: (prefix in some checkpoints, the same in `wanted`) pairs. Messages use the checkpoint's spelling.
 
     Raises:
         CheckpointError: a tensor of the wrong shape (at once); tensors unknown, given twice or missing (at the end, so
@@ -51,15 +51,17 @@ def load_checkpoint(weights: Iterable[tuple[str, torch.Tensor]], wanted: Iterabl
     left_out: dict[str, int] = {}
     unknown: list[str] = []
     twice: list[str] = []
-    aliased = False
+    used: set[tuple[str, str]] = set()
     for given, tensor in weights:
         prefix = next((prefix for prefix in skipped if given.startswith(prefix)), None)
         if prefix is not None:
             left_out[prefix] = left_out.get(prefix, 0) + 1
             continue
         name = given
-        if given.startswith(alias[0]):
-            name, aliased = alias[1] + given[len(alias[0]):], True
+        alias = next((pair for pair in aliases if given.startswith(pair[0])), None)
+        if alias is not None:
+            name = alias[1] + given[len(alias[0]):]
+            used.add(alias)
         if name in whole:
             want = entry = whole[name]
         elif name in part_of:
@@ -78,9 +80,7 @@ def load_checkpoint(weights: Iterable[tuple[str, torch.Tensor]], wanted: Iterabl
         seen.add(name)
     for prefix, count in left_out.items():
         logger.info("Skipped checkpoint tensors under %s* (%d): %s", prefix, count, skipped[prefix])
-    missing = [name for want in whole.values() for name in _missing(want, loaded[want.name])]
-    if aliased:
-        missing = [alias[0] + name[len(alias[1]):] if name.startswith(alias[1]) else name for name in missing]
+    missing = [_respelt(name, aliases, used) for want in whole.values() for name in _missing(want, loaded[want.name])]
     kinds = (("missing", missing), ("unknown", unknown), ("repeated", twice))
     problems = [_listed(kind, names) for kind, names in kinds if names]
     if problems:
@@ -93,6 +93,14 @@ def _missing(want: Wanted, loaded: set[str]) -> list[str]:
     if not loaded:
         return [want.name]
     return [part.name for part in want.parts if part.name not in loaded]
+
+
+def _respelt(name: str, aliases: Sequence[tuple[str, str]], used: set[tuple[str, str]]) -> str:
+    fitting = [alias for alias in aliases if name.startswith(alias[1])]
+    if not fitting:
+        return name
+    alias = max(fitting, key=lambda pair: len(pair[1]))
+    return alias[0] + name[len(alias[1]):] if alias in used else name
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:
