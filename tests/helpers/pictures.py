@@ -48,31 +48,6 @@ def edges(prompt: dict[str, Any]) -> list[int]:
     return sorted(cut for cut in found if 0 < cut < len(prompt["prompt_token_ids"]))
 
 
-def vision_tensors(hidden: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random float32 weights of a tower of `VISION` for a language model of that width, in the published names."""
-    generator = torch.Generator().manual_seed(seed)
-    size, inner, merged = VISION["hidden_size"], VISION["intermediate_size"], VISION["hidden_size"] * MERGE**2
-
-    def normal(*shape: int, gain: float = 1.0) -> torch.Tensor:
-        fan = torch.Size(shape[1:]).numel() if len(shape) > 1 else 100
-        return torch.randn(shape, generator=generator) * gain * fan**-0.5
-
-    tensors = {"patch_embed.proj.weight": normal(size, CHANNELS, 2, PATCH, PATCH),
-               "patch_embed.proj.bias": normal(size),
-               "pos_embed.weight": normal(VISION["num_position_embeddings"], size, gain=3.0)}
-    for block in range(VISION["depth"]):
-        name = f"blocks.{block}"
-        for norm in ("norm1", "norm2"):
-            tensors[f"{name}.{norm}.weight"], tensors[f"{name}.{norm}.bias"] = 1 + normal(size), normal(size)
-        for layer, rows, columns in (("attn.qkv", 3 * size, size), ("attn.proj", size, size),
-                                     ("mlp.linear_fc1", inner, size), ("mlp.linear_fc2", size, inner)):
-            tensors[f"{name}.{layer}.weight"], tensors[f"{name}.{layer}.bias"] = normal(rows, columns), normal(rows)
-    tensors["merger.norm.weight"], tensors["merger.norm.bias"] = 1 + normal(size), normal(size)
-    for layer, rows in (("linear_fc1", merged), ("linear_fc2", hidden)):
-        tensors[f"merger.{layer}.weight"], tensors[f"merger.{layer}.bias"] = normal(rows, merged), normal(rows)
-    return {f"model.visual.{name}": tensor for name, tensor in tensors.items()}
-
-
 def watch_towers(model: Any, monkeypatch: Any) -> list[list[tuple[int, int]]]:
     """Returns a list that gets the grids of every call of the model's `embed_pictures`."""
     calls: list[list[tuple[int, int]]] = []

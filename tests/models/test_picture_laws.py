@@ -8,17 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
-from tests.helpers.pictures import (
-    PLACEHOLDER,
-    VISION,
-    edges,
-    picture,
-    pictured,
-    vision_tensors,
-    watch_towers,
-)
+from tests.helpers.pictures import PLACEHOLDER, VISION, edges, picture, pictured, watch_towers
 from tests.helpers.tiny_models import add, assert_same, drain, environment, greedy, make_engine, run
 from tests.models.conftest import flatter
 from tests.models.shapes import moe, text
@@ -43,7 +34,6 @@ def write_model(folder: Path) -> Path:
               "image_token_id": PLACEHOLDER, "tie_word_embeddings": False, "text_config": language,
               "vision_config": {**VISION, "out_hidden_size": HIDDEN}}
     write_checkpoint(folder, config, seed=4, adjust=flatter)
-    save_file(vision_tensors(HIDDEN), folder / "visual.safetensors")
     return folder
 
 

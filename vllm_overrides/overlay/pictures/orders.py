@@ -17,11 +17,11 @@ class NewPicture(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The tokens row .. row + count - 1 of the step are the embeddings first .. first + count - 1 of picture `key`."""
+    """Tokens row .. row + length - 1 of the step are embeddings first .. first + length - 1 of picture `key`."""
     row: int
     key: bytes
     first: int
-    count: int
+    length: int
 
 
 class PictureOrders(NamedTuple):

@@ -55,9 +55,9 @@ class PictureSettings(NamedTuple):
         names = getattr(hf_config, "architectures", None) or ()
         if vision is None or not any(name in ARCHITECTURES for name in names):
             return None
-        values = {"image_token_id": getattr(hf_config, "image_token_id", None),
-                  **{f"vision_config.{name}": getattr(vision, name, None)
-                     for name in ("spatial_merge_size", "patch_size", "in_channels")}}
+        values: dict[str, Any] = {"image_token_id": getattr(hf_config, "image_token_id", None)}
+        for name in ("spatial_merge_size", "patch_size", "in_channels"):
+            values[f"vision_config.{name}"] = getattr(vision, name, None)
         missing = [name for name, value in values.items() if value is None]
         if missing:
             raise ValueError(f"the configuration of a model with a vision tower lacks {', '.join(missing)}")

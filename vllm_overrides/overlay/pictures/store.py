@@ -42,12 +42,12 @@ class PictureStore:
                                        f"embeddings for {new.tokens} placeholders")
                 self._embeddings[new.key] = embeddings
         placements = []
-        for row, key, first, count in orders.place:
+        for row, key, first, length in orders.place:
             if key not in self._embeddings:
                 raise RuntimeError(f"picture {key.hex()[:16]} is to be placed, but was not computed")
-            rows = self._embeddings[key][first:first + count]
-            if rows.shape[0] != count:
-                raise RuntimeError(f"picture {key.hex()[:16]} has no embeddings {first} to {first + count - 1}")
+            rows = self._embeddings[key][first:first + length]
+            if rows.shape[0] != length:
+                raise RuntimeError(f"picture {key.hex()[:16]} has no embeddings {first} to {first + length - 1}")
             placements.append((row, rows))
         return PictureStep(tuple(placements))
 
