@@ -16,23 +16,20 @@ from vllm.overlay.serving.pictures.process import cut, patches_of, target_size
 
 LEAST, MOST = 65536, 16777216
 # What transformers 4.51.3 and 4.55.3 gave for `picture(width, height)`, cut at max_pixels: grid, first bytes of the
-# SHA-256 of the patches without their second frame.
+# SHA-256 of the patches without their second frame. The same with Pillow 9.5, 10.4 and 13.0, which is not so for every
+# size.
 RECORDED = {
     (64, 64, MOST): ((16, 16), "0cee77b7f7ca7dfb"),
     (2048, 2048, MOST): ((128, 128), "92c782c060eaf1fc"),
     (640, 480, MOST): ((30, 40), "93b35ca927827135"),
     (100, 3000, MOST): ((188, 6), "1a199efd182ca5ff"),
     (33, 47, MOST): ((20, 14), "60b6985bb520f404"),
-    (3000, 100, MOST): ((6, 188), "e589630ae0acdc78"),
     (1000, 700, MOST): ((44, 62), "7b7fa5556092e06c"),
-    (257, 4099, MOST): ((256, 16), "a7847f9a4585e18c"),
     (32, 6400, MOST): ((400, 2), "9489a3f61e599791"),
     (2048, 2048, 262144): ((32, 32), "da0fe6ff65571bc8"),
     (640, 480, 262144): ((26, 36), "030ded47dc5b7389"),
-    (100, 3000, 262144): ((174, 4), "f62c4cd953875587"),
     (3000, 100, 262144): ((4, 174), "59568c92ca1130c4"),
     (1000, 700, 262144): ((26, 38), "7684342b505a0013"),
-    (257, 4099, 262144): ((126, 8), "1f006d09b35d957b"),
 }
 
 
@@ -53,19 +50,24 @@ def test_what_both_versions_gave(width, height, most):
     assert patches.shape == (grid[0] * grid[1], 3, 16, 16) and patches.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, 200), (200, 3), (7, 1400), (31, 5), (400, 300), (1024, 33)])
-def test_the_installed_processor_itself(size):
-    """The whole of it, in float32: what the model's first step makes of ours is what it would have been given, and the
-    second frame is the first."""
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (200, 3), (7, 1400), (31, 5), (400, 300), (1024, 33), (3000, 100),
+                                  (257, 4099), (1500, 1400)])
+@pytest.mark.parametrize("most", [MOST, 262144])
+def test_the_installed_processor_itself(size, most):
+    """Its bytes; and the whole of it, in float32: what the model's first step makes of ours is what it would have been
+    given. Its second frame is the first."""
     image = picture(*size)
     normalised = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     # Told where the channels are: a picture of three rows it would take for one whose channels come first.
+    told = {"return_tensors": "pt", "input_data_format": "channels_last"}
     try:
-        expected = processor(**normalised).preprocess(image, return_tensors="pt", input_data_format="channels_last")
+        expected = processor(most, **normalised).preprocess(image, **told)
     except ValueError as error:
         assert "must be larger than factor" in str(error) and min(size) < 32, error
         pytest.skip("transformers 4.51 refuses sides below 32 pixels; ours resizes as 4.55 does")
-    grid, patches = ours(image)
+    grid, patches = ours(image, most)
+    raw = processor(most, do_rescale=False, do_normalize=False).preprocess(image, **told)["pixel_values"]
+    assert raw.dtype == torch.uint8 and raw.view(-1, 3, 2, 16, 16)[:, :, 0].equal(patches)
     values = (patches.float() / 255 - 0.5) / 0.5
     theirs = expected["pixel_values"].view(-1, 3, 2, 16, 16)
     assert expected["image_grid_thw"].tolist() == [[1, *grid]]

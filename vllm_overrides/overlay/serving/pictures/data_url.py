@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import re
+import string
 from urllib.parse import unquote_to_bytes
 
 from vllm.overlay.serving.errors import RequestError
@@ -12,7 +13,7 @@ from vllm.overlay.serving.errors import RequestError
 _PIECE = 1 << 20
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 _BLANK = b" \t\r\n\f\v"
-_FOREIGN = re.compile(rb"[^A-Za-z0-9+/]")
+_ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 
 
 def is_data_url(url: str) -> bool:
@@ -55,7 +56,7 @@ def _from_base64(raw: bytes, path: str, max_bytes: int) -> bytes:
     for start in range(0, len(raw), _PIECE):
         piece = left + raw[start:start + _PIECE].translate(_TO_STANDARD, _BLANK)
         data = piece.rstrip(b"=")
-        if (ended and data) or _FOREIGN.search(data):
+        if (ended and data) or data.translate(None, _ALPHABET):
             raise _broken(path)
         ended = ended or len(data) < len(piece)
         whole = len(data) if ended else len(data) // 4 * 4
