@@ -433,8 +433,12 @@ MODEL: tuple[Overlay, ...] = (
         id="hybrid-model-substance",
         kind="addition",
         target="overlay/model/",
+        symbols=("model_executor/layers/linear.py:ColumnParallelLinear.weight_loader",
+                 "model_executor/layers/linear.py:QKVParallelLinear.weight_loader",
+                 "model_executor/layers/linear.py:ReplicatedLinear.weight_loader",
+                 "model_executor/layers/linear.py:RowParallelLinear.weight_loader"),
         reason="Registration without a child process, a checkpoint loader that names what does not fit, the model's "
-               "sampling defaults.",
+               "sampling defaults, its vision tower.",
         upstream="Not for upstream: current vLLM has its own forms of each.",
         remove_when="hybrid-text-model is removed",
         requires=("overlay-package", "hybrid-model-configuration"),
