@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
@@ -18,6 +19,8 @@ from vllm.overlay.serving.pictures.placeholders import Placeholders
 from vllm.overlay.serving.pictures.reader import PictureReader
 from vllm.overlay.serving.pictures.settings import PictureInput
 from vllm.overlay.serving.render import Prompt, Renderer
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,14 @@ class Service:
     """One served model. Makes a request's choices; knows nothing of HTTP."""
 
     def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
-        """engine: an EngineClient; tokenizer: a transformers tokenizer. Raises ValueError where the tokenizer lacks the
-        tokens that the model's pictures need."""
+        """engine: an EngineClient; tokenizer: a transformers tokenizer."""
         self.engine = engine
-        self.settings = settings
         shown = settings.pictures
+        if shown is not None and max(shown.marks) >= len(tokenizer):
+            logger.warning("no pictures are taken: the configuration names the tokens %s for them, and the tokenizer "
+                           "has %d", shown.marks, len(tokenizer))
+            shown = None
+        self.settings = settings = replace(settings, pictures=shown)
         self.pictures = PictureReader(shown)
         self.renderer = Renderer(tokenizer, settings.chat_template,
                                  Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None)

@@ -26,7 +26,8 @@ def files() -> list[bytes]:
     clear.putalpha(100)
     exif = Image.Exif()
     exif[0x0112] = 6
-    return [file(small), file(clear), file(small.quantize(16)), file(small.convert("1")), file(Image.fromarray(pattern(48, 40, 1, depth=16))),
+    return [file(small), file(clear), file(small.quantize(16)), file(small.convert("1")),
+            file(Image.fromarray(pattern(48, 40, 1, depth=16))),
             file(small, exif=exif), file(small, "PNG", save_all=True, append_images=[clear] * 3),
             file(small, "JPEG"), file(small, "JPEG", progressive=True, exif=exif), file(small.convert("CMYK"), "JPEG"),
             file(small.convert("L"), "JPEG"),

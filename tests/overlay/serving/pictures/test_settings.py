@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers.fake_engine import settings, tokenizer
+from tests.helpers.picture_files import shown
 from vllm.entrypoints.openai.cli_args import make_arg_parser
-from vllm.overlay.serving.pictures.placeholders import Placeholders
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
+from vllm.overlay.serving.service import Service
 from vllm.utils import FlexibleArgumentParser
 
 FILE = {"size": {"longest_edge": 16777216, "shortest_edge": 65536}, "patch_size": 16, "temporal_patch_size": 2,
@@ -78,10 +80,7 @@ def test_models_without_pictures(tmp_path):
     assert picture_input(SimpleNamespace(model="m", max_model_len=5)) is None
 
 
-def test_a_tokenizer_without_the_tokens():
-    class Small(dict):
-        def convert_ids_to_tokens(self, token):
-            return f"<|{token}|>"
-
-    with pytest.raises(ValueError, match="tokens 5, 6, and the tokenizer has 0"):
-        Placeholders(Small(), 5, (5, 6))
+def test_a_tokenizer_without_the_tokens_serves_text():
+    service = Service(None, tokenizer(), settings(pictures=shown(placeholder=10**6, marks=(10**6, 5))))
+    assert service.settings.pictures is None
+    service.close()

@@ -20,14 +20,7 @@ class Placeholders:
     """Of one model. Its methods are called with one ``secret`` per prompt."""
 
     def __init__(self, tokenizer: Any, placeholder: int, marks: Sequence[int]) -> None:
-        """tokenizer: of transformers; placeholder, marks: as in PictureInput.
-
-        Raises ValueError where the tokenizer has no such token.
-        """
-        size = len(tokenizer)
-        if any(token >= size for token in marks):
-            raise ValueError(f"the configuration gives pictures the tokens {', '.join(map(str, marks))}, and the "
-                             f"tokenizer has {size}")
+        """tokenizer: of transformers; placeholder, marks: as in PictureInput, and known to it."""
         self.placeholder = placeholder
         spelled = [re.escape(text[1:-1]) for text in map(tokenizer.convert_ids_to_tokens, marks) if len(text) > 2]
         first = {re.escape(tokenizer.convert_ids_to_tokens(token)[0]) for token in marks}
