@@ -118,9 +118,9 @@ def tiny(shape: Shape, out: Path) -> None:
     save(model, shape, out / shape.name)
     found = {}
     for length in PROMPT_LENGTHS:
-        tokens, logprobs = greedy(model, prompt(length))
+        tokens, logprobs = greedy(model, prompt(length, shape.words))
         found.update({f"tokens{length}": np.array(tokens), f"logprobs{length}": logprobs.numpy()})
-    longest = prompt(max(PROMPT_LENGTHS))
+    longest = prompt(max(PROMPT_LENGTHS), shape.words)
     found["spread"] = (forced(model, longest, len(longest)) - forced(model, longest, 1)).abs().max().numpy()
     if shape.vision is not None:
         found.update(with_pictures(model, shape, out / shape.name))

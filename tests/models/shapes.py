@@ -11,7 +11,7 @@ PROMPT_LENGTHS = (1, 2, 5, 67, 150)
 SLICE_LENGTHS = (5, 67)
 NEW_TOKENS = 8
 VOCABULARY = 131
-# Placeholder of pictures; `prompt` never gives it.
+# Placeholder of pictures: the last word of a shape that takes any, so that its prompts of text have one word fewer.
 IMAGE_TOKEN = 130
 # Merged grids (h, w): one row, the size of the learned square or near it, stretched, one token, tall.
 MERGED_GRIDS = ((1, 2), (2, 2), (3, 5), (1, 1), (7, 3))
@@ -33,6 +33,11 @@ class Shape:
     tied: bool = False
     vision: dict[str, Any] | None = None
     extra: tuple[str, ...] = field(default=())
+
+    @property
+    def words(self) -> int:
+        """How many ids are text."""
+        return VOCABULARY if self.vision is None else IMAGE_TOKEN
 
 
 def rope(head_dim: int, factor: float) -> dict[str, Any]:
@@ -86,7 +91,7 @@ SHAPES = (
 )
 
 
-def prompt(length: int, vocabulary: int = IMAGE_TOKEN) -> list[int]:
+def prompt(length: int, vocabulary: int = VOCABULARY) -> list[int]:
     """The same ids in both environments, whatever their library versions."""
     state, ids = 12345 + length, []
     for _ in range(length):
@@ -97,10 +102,10 @@ def prompt(length: int, vocabulary: int = IMAGE_TOKEN) -> list[int]:
 
 def picture_prompt() -> tuple[list[int], list[int]]:
     """Returns the ids of a prompt with a picture of each of MERGED_GRIDS between text, and the pictures' offsets."""
-    ids, offsets = prompt(5), []
+    ids, offsets = prompt(5, IMAGE_TOKEN), []
     for index, (rows, columns) in enumerate(MERGED_GRIDS):
         offsets.append(len(ids))
-        ids += [IMAGE_TOKEN] * (rows * columns) + prompt(1 + 4 * index)
+        ids += [IMAGE_TOKEN] * (rows * columns) + prompt(1 + 4 * index, IMAGE_TOKEN)
     return ids, offsets
 
 
