@@ -1,14 +1,29 @@
-"""Sequences: an empty delta is empty, groups know their prefix hit and their parent, and metadata carries state
-orders."""
+"""Sequences: an empty delta is empty, pictures count as content, groups know their prefix hit and their parent, and
+metadata carries orders about states and pictures."""
 from collections.abc import Sequence as GenericSequence
+from functools import cached_property
 from typing import Any
 
 from vllm import sequence_stock as _stock
 from vllm.overlay.hybrid.state_orders import SequenceOrders
+from vllm.overlay.pictures.orders import StepPictures
+from vllm.overlay.pictures.prompt_pictures import PromptPictures
 
 
 class Sequence(_stock.Sequence):
     """Stock's sequence."""
+
+    @cached_property
+    def pictures(self) -> PromptPictures | None:
+        """The prompt's pictures, as the engine has put them into the inputs; None if it has none."""
+        return self.inputs.get("pictures")
+
+    def hash_ids(self, start: int, end: int) -> list[int]:
+        """Returns what identifies the content of the tokens [start, end): equal ids, equal KV and states. Token ids,
+        but for placeholders of pictures (`vllm.overlay.pictures.hashing`)."""
+        if self.pictures is None:
+            return list(self.get_token_ids()[start:end])
+        return self.pictures.hash_ids(self.get_token_ids(), start, end)
 
     def get_output_token_ids_to_return(self, delta: bool) -> GenericSequence[int] | int:
         """Stock slices by [-0:] when nothing is new, and returns prompt and output as new tokens for every piece of a
@@ -29,8 +44,13 @@ class SequenceGroup(_stock.SequenceGroup):
 
 
 class SequenceGroupMetadata(_stock.SequenceGroupMetadata):
-    """Stock's metadata; `state_orders` is None for models without recurrent state."""
+    """Stock's metadata.
+
+    state_orders: None for models without recurrent state. step_pictures: on the first group of a step, what the whole
+    step does about pictures; None where that is nothing.
+    """
     state_orders: SequenceOrders | None = None
+    step_pictures: StepPictures | None = None
 
 
 def __getattr__(name: str) -> Any:

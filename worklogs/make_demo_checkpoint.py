@@ -2,10 +2,11 @@
 
     python worklogs/make_demo_checkpoint.py OUT --tokenizer DIR     (DIR: what make_tokenizer.py wrote)
 
-Seconds, under 250 MB, the same bytes every time. The weights are random, so the answers mean nothing. Two channels of
-the hidden state are reserved, so that they at least have the form of answers: channel 0 is constant and gives the head
-a bias per token; channel 1 says whether the last token belonged to a thought. A thought is a run of THOUGHT_WORDS that
-ends in `</think>`; an answer is a run of ANSWER_WORDS that ends in `<|im_end|>`. Everything else is random.
+Seconds, under 250 MB, the same bytes every time. The weights are random, so the answers mean nothing, to pictures too.
+Two channels of the hidden state are reserved, so that they at least have the form of answers: channel 0 is constant and
+gives the head a bias per token; channel 1 says whether the last token belonged to a thought (a picture's does not). A
+thought is a run of THOUGHT_WORDS that ends in `</think>`; an answer is a run of ANSWER_WORDS that ends in `<|im_end|>`.
+Everything else is random.
 """
 import argparse
 import json
@@ -95,13 +96,16 @@ class Form:
     def __call__(self, name: str, first: int, block: np.ndarray) -> None:
         """Puts the reserved channels into rows [first, first + len(block)) of tensor `name`."""
         rows = slice(first, first + len(block))
-        if name.endswith("embed_tokens.weight"):
+        if name.endswith("merger.linear_fc2.bias"):
+            # A picture is no part of a thought.
+            block[0, :2] = 1.0, -1.0
+        elif name.endswith("embed_tokens.weight"):
             block[:, 0], block[:, 1] = 1.0, self._side[rows]
         elif name == "lm_head.weight":
             block[:, :2] = self._bias[rows]
         elif name.endswith("language_model.norm.weight"):
             block[0, :2] = 0.0
-        elif re.search(r"\.(out_proj|o_proj|down_proj)(\.weight)?$", name):
+        elif re.search(r"\.(out_proj|o_proj|down_proj|merger\.linear_fc2)(\.weight)?$", name):
             block[(np.arange(first, first + len(block)) % self._hidden) < 2] = 0.0
 
 
@@ -119,9 +123,10 @@ def main() -> int:
             raise CannotWrite(f"{args.tokenizer} has token {max(tokens.values())}, "
                               f"the model {text['vocab_size']} tokens")
         form = Form(tokens, text["vocab_size"], text["hidden_size"])
-        generation = json.loads((MODEL / "generation_config.json").read_text(encoding="utf-8"))
+        published = {name: json.loads((MODEL / name).read_text(encoding="utf-8"))
+                     for name in ("generation_config.json", "preprocessor_config.json")}
         files = {path.name: path for path in args.tokenizer.iterdir() if path.is_file()}
-        size, digest = write_checkpoint(args.out, config, SEED, form, {"generation_config.json": generation}, files)
+        size, digest = write_checkpoint(args.out, config, SEED, form, published, files)
     except (CannotWrite, OSError, ValueError) as error:
         print(f"make_demo_checkpoint: {error}", file=sys.stderr)
         return 1

@@ -2,7 +2,7 @@
 
 Needs numpy and torch only. The file is streamed, so memory stays at one block of values however large the model is.
 The same configuration and seed give the same bytes; each tensor has its own random stream, so leaving layers out
-changes no other tensor. Text part only, joined experts, in the names of the published checkpoints.
+changes no other tensor. Language model and vision tower, joined experts, in the names of the published checkpoints.
 """
 import hashlib
 import json
@@ -61,6 +61,8 @@ def tensors(config: dict[str, Any]) -> Iterator[Spec]:
     yield Spec(f"{prefix}.norm.weight", (hidden, ), _normal(0.1))
     if not config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)):
         yield _matrix("lm_head", vocabulary, hidden, gain=2.0)
+    if config.get("vision_config"):
+        yield from _vision_tower("model.visual", config["vision_config"])
 
 
 def layer_types(text: dict[str, Any]) -> list[str]:
@@ -190,6 +192,38 @@ def _swiglu(name: str, hidden: int, inner: int) -> Iterator[Spec]:
     yield _matrix(f"{name}.gate_proj", inner, hidden)
     yield _matrix(f"{name}.up_proj", inner, hidden)
     yield _matrix(f"{name}.down_proj", hidden, inner)
+
+
+def _vision_tower(name: str, vision: dict[str, Any]) -> Iterator[Spec]:
+    hidden, inner, out = vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
+    patch = (vision["in_channels"], vision["temporal_patch_size"], vision["patch_size"], vision["patch_size"])
+    merged = hidden * vision["spatial_merge_size"]**2
+    yield Spec(f"{name}.patch_embed.proj.weight", (hidden, *patch), _normal(_count(patch)**-0.5))
+    yield Spec(f"{name}.patch_embed.proj.bias", (hidden, ), _normal(0.1))
+    yield Spec(f"{name}.pos_embed.weight", (vision["num_position_embeddings"], hidden), _normal(1.0))
+    for layer in range(vision["depth"]):
+        block = f"{name}.blocks.{layer}"
+        yield from _layer_norm(f"{block}.norm1", hidden)
+        yield from _biased(f"{block}.attn.qkv", 3 * hidden, hidden)
+        yield from _biased(f"{block}.attn.proj", hidden, hidden)
+        yield from _layer_norm(f"{block}.norm2", hidden)
+        yield from _biased(f"{block}.mlp.linear_fc1", inner, hidden)
+        yield from _biased(f"{block}.mlp.linear_fc2", hidden, inner)
+    yield from _layer_norm(f"{name}.merger.norm", hidden)
+    yield from _biased(f"{name}.merger.linear_fc1", merged, merged)
+    # Embeddings of pictures as large as those of words.
+    yield from _biased(f"{name}.merger.linear_fc2", out, merged, gain=2 * out**-0.5)
+
+
+def _layer_norm(name: str, size: int) -> Iterator[Spec]:
+    around_zero = _normal(0.1)
+    yield Spec(f"{name}.weight", (size, ), lambda stream, count: 1 + around_zero(stream, count))
+    yield Spec(f"{name}.bias", (size, ), around_zero)
+
+
+def _biased(name: str, outputs: int, inputs: int, gain: float = 1.0) -> Iterator[Spec]:
+    yield _matrix(name, outputs, inputs, gain)
+    yield Spec(f"{name}.bias", (outputs, ), _normal(0.1 * gain))
 
 
 def _matrix(name: str, outputs: int, inputs: int, gain: float = 1.0) -> Spec:

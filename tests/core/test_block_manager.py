@@ -5,9 +5,11 @@ from itertools import count
 import pytest
 
 from tests.core.groups import BLOCK, appended, computed, group, set_running
+from tests.helpers.pictures import SETTINGS, picture, pictured
 from vllm.core.block_manager_v2 import BlockSpaceManagerV2
 from vllm.core.block_manager_v2_stock import BlockSpaceManagerV2 as Stock
 from vllm.core.interfaces import AllocStatus
+from vllm.overlay.pictures.prompt_pictures import read_pictures
 
 PROMPT = list(range(100, 100 + 5 * BLOCK))
 
@@ -131,7 +133,7 @@ def test_decoding_fills_blocks_that_are_then_found():
     assert found(blocks, history + [1]) == len(history) // BLOCK
 
 
-def test_lora_and_pictures_are_neither_entered_nor_found():
+def test_lora_and_pictures_in_the_way_of_stock_are_neither_entered_nor_found():
     from vllm.lora.request import LoRARequest
     blocks = manager()
     for fields in ({"lora_request": LoRARequest("name", 1, "path")}, {"multi_modal_data": {"image": "a picture"}}):
@@ -201,3 +203,48 @@ def test_a_large_cache_is_made_at_once():
     assert len(set(blocks.get_block_table(many.seqs[0]))) == 6000 and found(blocks, range(6000 * BLOCK + 1)) == 6000
     blocks.free(many.seqs[0])
     assert blocks.get_num_free_gpu_blocks() == 65_536
+
+
+def pictured_group(*parts):
+    """A group whose pictures are in its inputs, as the engine puts them there, and its token ids."""
+    prompt = pictured(*parts)
+    one = group(prompt["prompt_token_ids"])
+    one.seqs[0].inputs["pictures"] = read_pictures(prompt, SETTINGS)
+    return one
+
+
+def test_blocks_are_known_by_what_their_pictures_show():
+    """Equal token ids throughout; one picture of 12 tokens that begins inside block 1 and ends inside block 4."""
+    blocks = manager()
+    shown, other = picture(4, 12), picture(4, 12, seed=1)
+    one = admit(blocks, pictured_group(6, shown, 10))
+    length = one.seqs[0].get_len()
+    step(blocks, one, length)
+    found_blocks = [len(blocks.cached_prefix_blocks(pictured_group(6, this, 10).seqs[0])) for this in (shown, other)]
+    assert found_blocks == [(length - 1) // BLOCK, 1], "only the block before the other picture is shared"
+    assert found(blocks, one.seqs[0].get_token_ids()) == 1, "a text of placeholder ids is another content"
+    second = admit(blocks, pictured_group(6, other, 10))
+    third = admit(blocks, pictured_group(6, shown, 10))
+    tables = [blocks.get_block_table(this.seqs[0]) for this in (one, second, third)]
+    assert tables[0][:1] == tables[1][:1] and not set(tables[0][1:]) & set(tables[1])
+    assert tables[0] == tables[2]
+    step(blocks, second, length)
+    assert len(blocks.cached_prefix_blocks(pictured_group(6, other, 10).seqs[0])) == (length - 1) // BLOCK
+    for this in (one, second, third):
+        blocks.free(this.seqs[0])
+    assert blocks.get_num_free_gpu_blocks() == 32
+
+
+def test_an_answer_behind_pictures_is_found():
+    """Generated tokens extend the chain that begins with the pictures."""
+    blocks = manager()
+    one = admit(blocks, pictured_group(3, picture(4, 4), 1))
+    step(blocks, one, one.seqs[0].get_len())
+    for token in range(7, 16):
+        appended(one, token)
+        blocks.append_slots(one.seqs[0], 0)
+        step(blocks, one, 1)
+    longer = pictured_group(3, picture(4, 4), 1)
+    for token in range(7, 16):
+        appended(longer, token)
+    assert len(blocks.cached_prefix_blocks(longer.seqs[0])) == (8 + 9 - 1) // BLOCK

@@ -13,7 +13,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from PIL import Image
 
+from tests.helpers.picture_files import part
 from tests.helpers.server_process import ServerProcess, free_port
 from tests.helpers.tokenizer import cache_folder, tokenizer_folder
 
@@ -172,6 +174,26 @@ def test_history_with_calls(demo):
         answer = demo.ask(messages=messages, tools=TOOLS, max_completion_tokens=4, store=True, unknown_field=1)
         counts.append(answer["usage"]["prompt_tokens"])
     assert counts[0] == counts[1], counts
+
+
+def test_pictures_between_text(demo):
+    """Three of different shapes in one request, seen: another colour, another answer; streamed, sampled twice."""
+    def answered(colour: tuple[int, int, int], ask=demo.ask, **fields):
+        shapes = [Image.new("RGB", size, colour) for size in ((64, 64), (320, 200), (100, 900))]
+        parts = [one for i, shape in enumerate(shapes) for one in ({"type": "text", "text": str(i)}, part(shape))]
+        return ask(messages=[{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}], temperature=0,
+                   max_tokens=8, ignore_eos=True, **fields)
+
+    red, again, blue = answered((255, 0, 0)), answered((255, 0, 0)), answered((0, 0, 255))
+    # 64, 77 and 84 tokens of pictures, each between two marks.
+    assert 231 < red["usage"]["prompt_tokens"] == blue["usage"]["prompt_tokens"] < 260, red["usage"]
+    assert red["choices"] == again["choices"], (red, again)
+    assert red["choices"][0]["message"] != blue["choices"][0]["message"], red
+    deltas = [choice["delta"] for chunk in answered((255, 0, 0), demo.stream) for choice in chunk["choices"]]
+    for field in ("reasoning_content", "content"):
+        whole = red["choices"][0]["message"].get(field) or ""
+        assert "".join(delta.get(field) or "" for delta in deltas) == whole
+    assert len(answered((0, 0, 255), n=2)["choices"]) == 2
 
 
 def test_a_client_that_leaves(demo):

@@ -41,7 +41,7 @@ def refused(path, body, status=400, **changes):
     ({"model": "llm", "messages": USER, "stop_token_ids": [99999]}, "stop_token_ids"),
     ({"model": "llm",
       "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y"}}]}]},
-     "messages[0].content[0]"),
+     "messages[0].content[0].image_url"),
 ])
 def test_chat(body, param):
     assert refused(CHAT, body)["param"] == param

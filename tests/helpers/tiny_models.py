@@ -69,8 +69,10 @@ def greedy(max_tokens: int, **fields: Any) -> Any:
                              "detokenize": False, **fields})
 
 
-def add(engine: Any, request_id: str, tokens: Sequence[int], params: Any) -> None:
-    engine.add_request(request_id, {"prompt_token_ids": list(tokens)}, params)
+def add(engine: Any, request_id: str, tokens: Any, params: Any) -> None:
+    """tokens: token ids, or a TokensPrompt."""
+    prompt = tokens if isinstance(tokens, dict) else {"prompt_token_ids": list(tokens)}
+    engine.add_request(request_id, prompt, params)
 
 
 def drain(engine: Any, limit: int = 10_000) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def drain(engine: Any, limit: int = 10_000) -> dict[str, Any]:
     raise AssertionError(f"{limit} steps were not enough; unfinished: {engine.get_num_unfinished_requests()}")
 
 
-def run(engine: Any, prompts: Sequence[Sequence[int]], params: Any, tag: str = "r", together: bool = True) -> list[Any]:
+def run(engine: Any, prompts: Sequence[Any], params: Any, tag: str = "r", together: bool = True) -> list[Any]:
     """Returns the final outputs of `prompts`, run as one batch or one after the other."""
     found: dict[str, Any] = {}
     for index, tokens in enumerate(prompts):

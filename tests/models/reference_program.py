@@ -4,9 +4,14 @@
 
 OUT/<shape>/ becomes a checkpoint, OUT/<shape>.npz its reference: per prompt of n tokens `tokens<n>` (greedy) and
 `logprobs<n>` [n + new tokens, vocabulary] float32, the distribution after each token; and `spread`, how far
-transformers is from itself on the longest prompt, fed whole and token by token. SLICE is a bench slice; OUT/slice.npz
-holds the same of it in float32, and of bfloat16 and float16 (teacher-forced by the float32 tokens) `<dtype>_<n>`, and
-`<dtype>_chunked_<n>`, the same again in pieces of 16.
+transformers is from itself on the longest prompt, fed whole and token by token.
+
+A shape with pictures also has `picture_tokens` and `picture_logprobs` of shapes.picture_prompt; `picture_spread`, how
+far transformers is there from itself with its other attention, at most and in the mean square; and the pictures'
+`embeddings` and `embeddings_bfloat16` [tokens of all pictures, hidden]: float32, and what the model in bfloat16 makes.
+
+SLICE is a bench slice; OUT/slice.npz holds the same of it in float32, and of bfloat16 and float16 (teacher-forced by
+the float32 tokens) `<dtype>_<n>`, and `<dtype>_chunked_<n>`, the same again in pieces of 16.
 """
 import json
 import sys
@@ -18,21 +23,29 @@ import transformers
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shapes import NEW_TOKENS, PROMPT_LENGTHS, SHAPES, SLICE_LENGTHS, Shape, prompt  # noqa: E402
+from shapes import (  # noqa: E402
+    IMAGE_TOKEN,
+    NEW_TOKENS,
+    PROMPT_LENGTHS,
+    SHAPES,
+    SLICE_LENGTHS,
+    Shape,
+    grids,
+    picture_prompt,
+    pixels,
+    prompt,
+)
 
 PIECE = 16
-VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 4,
-          "num_position_embeddings": 16}
 
 
 def configuration(shape: Shape) -> transformers.PretrainedConfig:
     family = shape.architecture.split("For")[0]
     text = getattr(transformers, f"{family}TextConfig")(**shape.text, tie_word_embeddings=shape.tied)
-    if shape.architecture.endswith("ForCausalLM"):
+    if shape.vision is None:
         return text
-    return getattr(transformers, f"{family}Config")(
-        text_config=text.to_dict(), vision_config={**VISION, "out_hidden_size": shape.text["hidden_size"]},
-        tie_word_embeddings=shape.tied)
+    return getattr(transformers, f"{family}Config")(text_config=text.to_dict(), vision_config=dict(shape.vision),
+                                                    image_token_id=IMAGE_TOKEN, tie_word_embeddings=shape.tied)
 
 
 def randomise(model: torch.nn.Module) -> None:
@@ -44,8 +57,12 @@ def randomise(model: torch.nn.Module) -> None:
             value = torch.log(torch.rand(parameter.shape, generator=generator) * 15 + 1)
         elif name.endswith("dt_bias"):
             value = noise - 4
-        elif name.endswith("linear_attn.norm.weight"):
+        elif name.endswith(("linear_attn.norm.weight", "norm1.weight", "norm2.weight", "merger.norm.weight")):
             value = 1 + 0.2 * noise
+        elif name.endswith("patch_embed.proj.weight"):
+            value = noise * parameter[0].numel()**-0.5
+        elif name.endswith("attn.qkv.weight"):
+            value = 2 * noise * parameter.shape[-1]**-0.5
         elif parameter.dim() == 1:
             value = 0.2 * noise
         elif "conv1d" in name:
@@ -73,9 +90,10 @@ def save(model: transformers.PreTrainedModel, shape: Shape, folder: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def greedy(model: transformers.PreTrainedModel, ids: list[int]) -> tuple[list[int], torch.Tensor]:
+def greedy(model: transformers.PreTrainedModel, ids: list[int],
+           **shown: torch.Tensor) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens by prefill and cached decode steps, and the distribution after each token of prompt and output."""
-    out = model(input_ids=torch.tensor([ids]), use_cache=True)
+    out = model(input_ids=torch.tensor([ids]), use_cache=True, **shown)
     rows, tokens = [out.logits[0]], []
     for _ in range(NEW_TOKENS):
         tokens.append(int(rows[-1][-1].argmax()))
@@ -100,11 +118,32 @@ def tiny(shape: Shape, out: Path) -> None:
     save(model, shape, out / shape.name)
     found = {}
     for length in PROMPT_LENGTHS:
-        tokens, logprobs = greedy(model, prompt(length))
+        tokens, logprobs = greedy(model, prompt(length, shape.words))
         found.update({f"tokens{length}": np.array(tokens), f"logprobs{length}": logprobs.numpy()})
-    longest = prompt(max(PROMPT_LENGTHS))
+    longest = prompt(max(PROMPT_LENGTHS), shape.words)
     found["spread"] = (forced(model, longest, len(longest)) - forced(model, longest, 1)).abs().max().numpy()
+    if shape.vision is not None:
+        found.update(with_pictures(model, shape, out / shape.name))
     np.savez(out / f"{shape.name}.npz", **found)
+
+
+def with_pictures(model: transformers.PreTrainedModel, shape: Shape, folder: Path) -> dict[str, np.ndarray]:
+    frames = shape.vision["temporal_patch_size"]
+    values = [(torch.from_numpy(one).float() / 255 - 0.5) / 0.5 for one in pixels(shape.vision)]
+    shown = {"pixel_values": torch.cat([one.unsqueeze(2).repeat(1, 1, frames, 1, 1).flatten(1) for one in values]),
+             "image_grid_thw": torch.tensor([[1, h, w] for h, w in grids(shape.vision)])}
+    ids, _ = picture_prompt()
+    kinds = torch.tensor([[int(token == IMAGE_TOKEN) for token in ids]], dtype=torch.int32)
+    tokens, logprobs = greedy(model, ids, mm_token_type_ids=kinds, **shown)
+    half = type(model).from_pretrained(folder, dtype=torch.bfloat16).eval()
+    towers = {"embeddings": model, "embeddings_bfloat16": half}
+    found = {name: one.model.visual(shown["pixel_values"].to(one.dtype), grid_thw=shown["image_grid_thw"])
+             .pooler_output.float().numpy() for name, one in towers.items()}
+    model.set_attn_implementation("eager")
+    again = model(input_ids=torch.tensor([ids]), mm_token_type_ids=kinds, **shown).logits[0].float().log_softmax(-1)
+    apart = again - logprobs[:len(ids)]
+    found["picture_spread"] = np.array([float(apart.abs().max()), float(apart.square().mean().sqrt())])
+    return {**found, "picture_tokens": np.array(tokens), "picture_logprobs": logprobs.numpy()}
 
 
 def bench_slice(folder: Path, out: Path) -> None:

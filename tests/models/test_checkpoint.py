@@ -6,8 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers.tiny_models import make_engine
+from tests.models.shapes import IMAGE_TOKEN, text
 from vllm.overlay.model import checkpoint
 from vllm.overlay.model.checkpoint import CheckpointError
+from worklogs.random_checkpoint import write_checkpoint
 
 LAYER = "model.layers.0"
 EXPERTS = f"{LAYER}.mlp.experts"
@@ -72,8 +74,9 @@ def test_what_is_not_used_yet_is_skipped_with_a_line(fits, tensors, monkeypatch)
     extra = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(2), "model.visual.pos_embed.weight": torch.ones(2),
              "mtp.fc.weight": torch.ones(2)}
     assert fits({**tensors, **extra})
-    assert lines == ["Skipped checkpoint tensors under model.visual.* (2): picture input is not served yet",
-                     "Skipped checkpoint tensors under mtp.* (1): the multi-token-prediction head is not used yet"]
+    assert lines == ["Skipped checkpoint tensors under model.visual.* (2): only a ...ForConditionalGeneration "
+                     "architecture with a vision_config takes pictures",
+                     "Skipped checkpoint tensors under mtp.* (1): the configuration has no mtp_num_hidden_layers"]
 
 
 def changed(tensors, *without, **given):
@@ -148,3 +151,51 @@ def test_one_tensor_at_a_time(model, tensors):
 
     model.load_weights(stream())
     assert len(alive) == len(tensors)
+
+
+VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 12, "out_hidden_size": 32,
+          "in_channels": 3, "patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2,
+          "num_position_embeddings": 9}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A checkpoint with a vision tower: its tensors, the model that it makes."""
+    language = text(32, 2, 2, (2, 1, 16), (1, 2, 8, 8), 4, 0.5, intermediate_size=24)
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "dtype": "float32",
+              "image_token_id": IMAGE_TOKEN, "vision_config": VISION,
+              "text_config": {**language, "dtype": "float32", "model_type": "qwen3_5_text"}}
+    folder = tmp_path_factory.mktemp("seeing") / "checkpoint"
+    write_checkpoint(folder, config, seed=1)
+    model = make_engine(folder).model_executor.driver_worker.model_runner.model
+    return load_file(folder / "model.safetensors"), model
+
+
+def test_a_vision_tower_is_loaded_from_either_name(seeing):
+    tensors, model = seeing
+    expected = {name: parameter.clone() for name, parameter in model.visual.named_parameters()}
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    model.load_weights({name.replace("model.visual.", "visual."): tensor for name, tensor in tensors.items()}.items())
+    assert expected and all(torch.equal(parameter, expected[name]) for name, parameter in
+                            model.visual.named_parameters())
+    frames = tensors["model.visual.patch_embed.proj.weight"]
+    assert torch.equal(model.visual.patch_weight, (frames[:, :, 0] + frames[:, :, 1]).flatten(1))
+
+
+@pytest.mark.parametrize("prefix", ["model.visual.", "visual."])
+@pytest.mark.parametrize("change, message", [
+    (lambda t, p: changed(t, f"{p}merger.norm.bias"), "1 missing tensor: {}merger.norm.bias"),
+    (lambda t, p: {**t, f"{p}deepstack.weight": torch.ones(1)}, "1 unknown tensor: {}deepstack.weight"),
+    (lambda t, p: {**t, f"{p}pos_embed.weight": torch.ones(4, 16)},
+     "checkpoint tensor {}pos_embed.weight has shape (4, 16), the model needs (9, 16)"),
+    (lambda t, p: {**t, f"{p}patch_embed.proj.weight": torch.ones(16, 3, 1, 2, 2)},
+     "checkpoint tensor {}patch_embed.proj.weight has shape (16, 3, 1, 2, 2), the model needs (16, 3, 2, 2, 2)"),
+    (lambda t, p: changed(t, *[name for name in t if "visual" in name]), "21 missing tensors: model.visual."),
+])
+def test_what_does_not_fit_a_vision_tower_is_named(seeing, prefix, change, message):
+    tensors, model = seeing
+    named = {name.replace("model.visual.", prefix): tensor for name, tensor in tensors.items()}
+    with pytest.raises(CheckpointError) as caught:
+        model.load_weights(change(named, prefix).items())
+    assert message.format(prefix) in str(caught.value)

@@ -39,7 +39,7 @@ def compare(output: Any, length: int, tokens: Sequence[int], logprobs: np.ndarra
 def test_every_shape_in_float32(shape, reference):
     expected = np.load(reference / f"{shape.name}.npz")
     engine = make_engine(reference / shape.name, max_logprobs=VOCABULARY, max_num_batched_tokens=512)
-    outputs = run(engine, [prompt(length) for length in PROMPT_LENGTHS],
+    outputs = run(engine, [prompt(length, shape.words) for length in PROMPT_LENGTHS],
                   greedy(NEW_TOKENS, logprobs=VOCABULARY, prompt_logprobs=VOCABULARY))
     parted, found = 0, []
     for length, output in zip(PROMPT_LENGTHS, outputs, strict=True):

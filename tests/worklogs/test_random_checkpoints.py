@@ -29,7 +29,9 @@ def tiny(**changes):
             "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 4, "linear_value_head_dim": 4,
             "linear_num_key_heads": 1, "linear_num_value_heads": 2, "num_attention_heads": 2, "num_experts": 3,
             "moe_intermediate_size": 4, "shared_expert_intermediate_size": 4, **changes}
-    return {**PUBLISHED, "text_config": text}
+    vision = {**PUBLISHED["vision_config"], "depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 12,
+              "out_hidden_size": 8, "patch_size": 2, "num_position_embeddings": 4}
+    return {**PUBLISHED, "text_config": text, "vision_config": vision}
 
 
 def test_bench_slice_is_the_real_model_with_fewer_layers_experts_and_words():
@@ -44,6 +46,16 @@ def test_bench_slice_is_the_real_model_with_fewer_layers_experts_and_words():
     assert not any("visual" in name or "mtp" in name for name in sizes)
     unchanged = ("hidden_size", "head_dim", "linear_num_value_heads", "num_experts_per_tok", "max_position_embeddings")
     assert all(config[key] == PUBLISHED["text_config"][key] for key in unchanged)
+
+
+def test_vision_tower_is_the_real_one():
+    sizes = {spec.name: spec.shape for spec in tensors(PUBLISHED) if "visual" in spec.name}
+    assert sizes["model.visual.patch_embed.proj.weight"] == (1152, 3, 2, 16, 16)
+    assert sizes["model.visual.pos_embed.weight"] == (2304, 1152)
+    assert sizes["model.visual.blocks.26.attn.qkv.weight"] == (3456, 1152)
+    assert sizes["model.visual.blocks.26.mlp.linear_fc1.bias"] == (4304, )
+    assert sizes["model.visual.merger.linear_fc2.weight"] == (2048, 4608)
+    assert len(sizes) == 3 + 27 * 12 + 6
 
 
 def test_slice_program(tmp_path):
@@ -135,6 +147,11 @@ def test_demo_has_the_real_layout(demo, full_folder):
     for key in ("vocab_size", "max_position_embeddings", "eos_token_id", "linear_conv_kernel_dim"):
         assert text[key] == real[key]
     assert json.loads((folder / "generation_config.json").read_text())["top_k"] == 20
+    preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
+    vision = config["vision_config"]
+    assert set(vision) == set(PUBLISHED["vision_config"]) and vision["out_hidden_size"] == text["hidden_size"]
+    assert [preprocessor[name] for name in ("patch_size", "temporal_patch_size", "merge_size")] == [
+        vision[name] for name in ("patch_size", "temporal_patch_size", "spatial_merge_size")]
     assert (folder / "tokenizer.json").read_bytes() == (full_folder / "tokenizer.json").read_bytes()
     size = (folder / "model.safetensors").stat().st_size
     assert size < 250e6 and f"{size:,} bytes" in printed
@@ -149,8 +166,9 @@ def test_demo_head_favours_the_words_of_its_side(demo, full_folder):
         embedding = file.get_tensor("model.language_model.embed_tokens.weight")[:, :2].float()
         head = file.get_tensor("lm_head.weight")[:, :2].float()
         for name in names:
-            if re.search(r"(out_proj|o_proj|down_proj)", name):
+            if re.search(r"(out_proj|o_proj|down_proj|merger.linear_fc2.weight)", name):
                 assert not file.get_tensor(name)[..., :2, :].any(), name
+        assert file.get_tensor("model.visual.merger.linear_fc2.bias")[:2].tolist() == [1, -1]
     bias = {name: head @ embedding[tokens[token]] for name, token in
             (("thought", "Ċ"), ("answer", "ĊĊ"), ("in thought", "ĠPerhaps"), ("in answer", "Ġriver"))}
     for side, ending, other in (("thought", "</think>", "<|im_end|>"), ("answer", "<|im_end|>", "</think>")):

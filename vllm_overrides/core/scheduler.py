@@ -1,11 +1,13 @@
-"""The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, and the slots of recurrent
-state."""
+"""The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, the slots of recurrent
+state, and the book of pictures."""
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm.core import scheduler_stock as _stock
 from vllm.overlay.hybrid.slots import SlotTable
-from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager, depends_on_tokens_only
+from vllm.overlay.pictures.book import PictureBook
+from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager, is_hashed
 from vllm.sequence import Sequence, SequenceGroup, SequenceGroupMetadata, SequenceStatus
 from vllm.utils import Device
 
@@ -21,6 +23,8 @@ class Scheduler(_stock.Scheduler):
         self.user_specified_preemption_mode = "recompute"
         num_slots = getattr(self.cache_config, "num_state_slots", 0)
         self.slots: SlotTable | None = SlotTable(num_slots) if num_slots else None
+        # Set by the engine of a model that takes pictures.
+        self.pictures: PictureBook | None = None
         self._preempted = False
         # Tokens of admitted prompts, and how many of them were found in the prefix cache.
         self.prefix_queries = 0
@@ -41,6 +45,8 @@ class Scheduler(_stock.Scheduler):
             for group in metadata:
                 (seq_id, ) = group.seq_data
                 group.state_orders = self.slots.orders(seq_id)
+        if self.pictures is not None and metadata:
+            metadata[0].step_pictures = self.pictures.step(_rows(outputs.scheduled_seq_groups))
         return metadata, outputs, allow_async
 
     def step_succeeded(self) -> None:
@@ -50,9 +56,11 @@ class Scheduler(_stock.Scheduler):
             self._manager.step_succeeded()
 
     def step_failed(self) -> None:
-        """Tells the block manager that the last scheduled step was not computed. Its groups must be aborted."""
+        """Says that the last scheduled step was not computed. Its groups must be aborted."""
         if self._manager is not None:
             self._manager.step_failed()
+        if self.pictures is not None:
+            self.pictures.step_failed()
 
     def distrust(self, seq_group: SequenceGroup) -> None:
         """Keeps all that a running group has computed or reused from being reused again. It must be aborted next."""
@@ -71,6 +79,8 @@ class Scheduler(_stock.Scheduler):
         """Called at finish, abort and preemption alike."""
         if self.slots is not None:
             self.slots.free(seq.seq_id)
+        if self.pictures is not None:
+            self.pictures.forget(seq.seq_id)
         super().free_seq(seq)
 
     def _get_num_new_tokens(self, seq_group: SequenceGroup, status: SequenceStatus, enable_chunking: bool,
@@ -103,7 +113,7 @@ class Scheduler(_stock.Scheduler):
         seq.reset_state_for_recompute()
         params = seq_group.sampling_params
         if (enable_chunking and self.cache_config.enable_prefix_caching and self._manager is not None
-                and params is not None and params.prompt_logprobs is None and depends_on_tokens_only(seq_group)):
+                and params is not None and params.prompt_logprobs is None and is_hashed(seq_group)):
             cached = len(self._manager.cached_prefix_blocks(seq)) * self.cache_config.block_size
             if cached:
                 seq.data.update_num_computed_tokens(cached)
@@ -135,6 +145,13 @@ class Scheduler(_stock.Scheduler):
             # Stock looks at priorities only where prompts are not cut. Nobody who runs is pushed out for another here.
             self.waiting = deque(sorted(self.waiting, key=lambda group: (group.priority, group.arrival_time)))
         return super()._schedule_prefills(budget, curr_loras, enable_chunking)
+
+
+def _rows(scheduled: Iterable[Any]) -> Iterator[tuple[Sequence, int, int]]:
+    """Yields (sequence, first token, number of tokens) of each row of a step that was just scheduled."""
+    for one in scheduled:
+        (seq, ) = one.seq_group.get_seqs(status=SequenceStatus.RUNNING)
+        yield seq, seq.data.get_num_computed_tokens(), one.token_chunk_size
 
 
 def _forget_known_prompt_logprobs(group: SequenceGroupMetadata) -> None:

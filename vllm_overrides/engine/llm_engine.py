@@ -10,6 +10,9 @@ from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.fanout import FanOut, FanOuts
 from vllm.overlay.engine.step_failure import StepFailed, abandon_step, can_go_on
 from vllm.overlay.hybrid.plan import plan_slots
+from vllm.overlay.pictures.book import PictureBook
+from vllm.overlay.pictures.picture import PictureSettings
+from vllm.overlay.pictures.prompt_pictures import read_pictures
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.sequence import SequenceGroup
@@ -27,10 +30,19 @@ class LLMEngine(_stock.LLMEngine):
         self._failures: deque[StepFailed] = deque()
         plan_slots(kwargs["model_config"], kwargs["cache_config"], kwargs["scheduler_config"],
                    kwargs["parallel_config"])
+        self.picture_settings = PictureSettings.of(kwargs["model_config"].hf_config)
         super().__init__(*args, **kwargs)
+        if self.picture_settings is not None:
+            for scheduler in self.scheduler:
+                scheduler.pictures = PictureBook()
 
     def _add_processed_request(self, request_id: str, processed_inputs: Any, params: SamplingParams | PoolingParams,
                                *args: Any, **kwargs: Any) -> None:
+        if not self.model_config.is_multimodal_model:
+            limit = getattr(self.model_config, "max_pictures", None)
+            pictures = read_pictures(processed_inputs, self.picture_settings, limit)
+            # Stock's own way, which maps what it finds in multi_modal_data anew in every step, is not taken.
+            processed_inputs = {**processed_inputs, "multi_modal_data": None, "pictures": pictures}
         if not isinstance(params, SamplingParams) or params.n == 1:
             super()._add_processed_request(request_id, processed_inputs, params, *args, **kwargs)
             return

@@ -1,4 +1,5 @@
-"""The model runner of every device: stock's, which also carries the orders about recurrent state to the model."""
+"""The model runner of every device: stock's, which also carries orders about recurrent state and pictures to the
+model."""
 import dataclasses
 import inspect
 from typing import Any
@@ -10,6 +11,9 @@ from vllm.model_executor.sampling_metadata import SamplingMetadata
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.seeded import generators_in_use, put_back
 from vllm.overlay.hybrid import StatePool, StateStep, StepOrders, set_state_step
+from vllm.overlay.pictures.orders import PictureOrders
+from vllm.overlay.pictures.picture_step import set_picture_step
+from vllm.overlay.pictures.store import PictureStore
 from vllm.overlay.rebind import rebind
 from vllm.overlay.runtime.platform_cpu import memory_profiler
 from vllm.sequence import CompletionSequenceGroupOutput, IntermediateTensors, SequenceGroupMetadata
@@ -24,11 +28,18 @@ _execute_model = inspect.unwrap(_stock.ModelRunner.execute_model)
 
 @dataclasses.dataclass(frozen=True)
 class ModelInputForGPUWithSamplingMetadata(_stock.ModelInputForGPUWithSamplingMetadata):
-    """Stock's input of one step and the state orders of its rows (None: the model has no recurrent state)."""
+    """Stock's input of one step.
+
+    state_orders: of its rows; None: the model has no recurrent state. picture_orders: None: nothing is to be done.
+    """
     state_orders: StepOrders | None = None
+    picture_orders: PictureOrders | None = None
 
     def as_broadcastable_tensor_dict(self) -> dict[str, Any]:
-        return {**super().as_broadcastable_tensor_dict(), "state_orders": self.state_orders}
+        tensors = {**super().as_broadcastable_tensor_dict(), "state_orders": self.state_orders}
+        if self.picture_orders is not None:
+            tensors["picture_orders"], tensors["picture_pixels"] = self.picture_orders.without_pixels()
+        return tensors
 
 
 class ModelRunner(_stock.ModelRunner):
@@ -43,8 +54,15 @@ class ModelRunner(_stock.ModelRunner):
     exchanging = False
     _profiling = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pictures = PictureStore()
+
     def make_model_input_from_broadcasted_tensor_dict(
             self, tensor_dict: dict[str, Any]) -> ModelInputForGPUWithSamplingMetadata:
+        pixels = tensor_dict.pop("picture_pixels", None)
+        if "picture_orders" in tensor_dict:
+            tensor_dict["picture_orders"] = tensor_dict["picture_orders"].with_pixels(pixels)
         return ModelInputForGPUWithSamplingMetadata.from_broadcasted_tensor_dict(tensor_dict,
                                                                                  attn_backend=self.attn_backend)
 
@@ -56,6 +74,12 @@ class ModelRunner(_stock.ModelRunner):
         kept = generators_in_use(self.generators, seq_group_metadata_list)
         model_input = super().prepare_model_input(seq_group_metadata_list, virtual_engine, finished_requests_ids)
         put_back(kept, self.generators, seq_group_metadata_list, model_input.sampling_metadata)
+        pictures = seq_group_metadata_list[0].step_pictures
+        if pictures is not None:
+            positions = model_input.input_positions
+            if pictures.layouts:
+                positions = pictures.positions(model_input.seq_lens, model_input.query_lens).to(positions.device)
+            model_input = dataclasses.replace(model_input, input_positions=positions, picture_orders=pictures.orders)
         if self.state_pool is not None and not self._profiling:
             orders = [metadata.state_orders for metadata in seq_group_metadata_list]
             if any(order is None for order in orders):
@@ -84,13 +108,18 @@ class ModelRunner(_stock.ModelRunner):
         step = None
         if model_input.state_orders is not None:
             step = StateStep.begin(self.state_pool, model_input.state_orders)
+        orders, pictures = model_input.picture_orders, None
         try:
-            with set_state_step(step):
+            if orders is not None:
+                pictures = self.pictures.begin(orders, self.model)
+            with set_state_step(step), set_picture_step(pictures):
                 outputs = _execute_model(self, model_input, kv_caches, intermediate_tensors, num_steps)
         except Exception:
             self.exchanging = not nonfinite.is_watching(model_input.sampling_metadata)
             raise
         self.exchanging = False
+        if orders is not None:
+            self.pictures.end(orders)
         _one_output_per_group(outputs, model_input.sampling_metadata)
         nonfinite.mark(outputs, model_input.sampling_metadata, step)
         return outputs

@@ -20,6 +20,20 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
                        "of the model, vllm = none (temperature 1, all else neutral), or a folder with such a file")
     group.add_argument("--trust-request-chat-template", action="store_true",
                        help="let a request bring its own chat template, a program that the server then runs")
+    group.add_argument("--max-picture-pixels", type=int, default=None, metavar="N",
+                       help="a larger picture is resized down to this many pixels. Default: longest_edge of the "
+                       "model's preprocessor_config.json (16777216: 16384 tokens)")
+    group.add_argument("--max-picture-tokens", type=int, default=None, metavar="N",
+                       help="a request whose pictures take more tokens together is refused. Default: --max-model-len. "
+                       "Their number is limited by --limit-mm-per-prompt image=N; default: any that fit")
+    group.add_argument("--max-picture-source-pixels", type=int, default=64 << 20, metavar="N",
+                       help="a picture that is larger as it was sent is refused, by its header (default 67108864); "
+                       "decoding takes up to 16 bytes per pixel, for two pictures at a time")
+    group.add_argument("--max-picture-bytes", type=int, default=64 << 20, metavar="N",
+                       help="a picture whose file is larger is refused (default 67108864)")
+    group.add_argument("--allow-remote-images", action="store_true",
+                       help="fetch pictures from http and https addresses of the public internet, each within 10 s. "
+                       "Default: only data URLs are taken")
     group.add_argument("--shutdown-timeout", type=int, default=30,
                        help="seconds that requests under way get to finish after SIGTERM")
     return parser

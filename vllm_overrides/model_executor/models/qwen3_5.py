@@ -1,11 +1,13 @@
-"""Qwen3.5 / Qwen3.6 hybrid language models: Gated DeltaNet and gated full attention, dense or mixture of experts.
+"""Qwen3.5 / Qwen3.6 hybrid models: Gated DeltaNet and gated full attention, dense or mixture of experts, with pictures.
 
-Text only: the vision tower and the multi-token-prediction head are not built, and their weights are skipped with a
-line that says so. Sources: the published configuration, and Hugging Face transformers 5 (models/qwen3_5_moe), which
-the tests compare with. Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464.
+The vision tower stands in vllm.overlay.model.vision, the multi-token-prediction head in vllm.overlay.model.mtp; its
+weights are skipped with a line that says so unless VLLM_OVERLAY_MTP=1 asks for it. Sources: the published
+configuration, and Hugging Face transformers 5 (models/qwen3_5_moe), which the tests compare with. Gated DeltaNet: Yang,
+Kautz, Hatamizadeh, arXiv 2412.06464.
 
 Throughout, T is the number of tokens of the step, and sizes with "local" in their name are this tensor-parallel rank's.
 """
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,10 +19,10 @@ from vllm.attention import Attention, AttentionMetadata
 from vllm.config import CacheConfig
 from vllm.distributed import (
     get_pp_group,
-    get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_reduce,
 )
+from vllm.logger import init_logger
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
@@ -36,19 +38,35 @@ from vllm.model_executor.sampling_metadata import SamplingMetadata
 from vllm.overlay.hybrid import StatePool, StateSpec, get_state_step
 from vllm.overlay.kernels.causal_conv1d import causal_conv1d
 from vllm.overlay.kernels.gated_delta_rule import gate, gated_delta_rule
+from vllm.overlay.kernels.int8_weights import int8_experts
 from vllm.overlay.kernels.moe import experts, route
 from vllm.overlay.kernels.norms import gated_rms_norm, rms_norm
 from vllm.overlay.kernels.rope import RotaryTable, Rotation, apply_rope
-from vllm.overlay.model.checkpoint import Wanted, copied, joined_linear, linear, load_checkpoint
+from vllm.overlay.model import int8
+from vllm.overlay.model.checkpoint import (
+    Wanted,
+    Weights,
+    copied,
+    filler,
+    linear,
+    load_checkpoint,
+    rank_cut,
+    split,
+    vocabulary,
+)
+from vllm.overlay.model.shards import Shards
+from vllm.overlay.model.vision import VisionTower
+from vllm.overlay.pictures.picture_step import get_picture_step
 from vllm.sequence import IntermediateTensors
 from vllm.transformers_utils.configs.qwen3_5 import FULL_ATTENTION, LINEAR_ATTENTION
 
-NO_PICTURES = "picture input is not served yet"
-SKIPPED = {
-    "model.visual.": NO_PICTURES,
-    "visual.": NO_PICTURES,
-    "mtp.": "the multi-token-prediction head is not used yet",
-}
+logger = init_logger(__name__)
+
+MTP_PREFIX = "mtp."
+MTP_ASKED = "VLLM_OVERLAY_MTP"
+# Prefixes of the vision tower's tensors: (in some checkpoints, in the published ones).
+VISION_PREFIX = ("visual.", "model.visual.")
+NO_TOWER = "only a ...ForConditionalGeneration architecture with a vision_config takes pictures"
 # Checkpoints with a vision tower put the language model under the first prefix, text-only ones under the second.
 TEXT_PREFIX = ("model.language_model.", "model.")
 
@@ -150,19 +168,20 @@ class Qwen3_5GatedDeltaNet(nn.Module):
 
     def wanted(self, name: str) -> Iterable[Wanted]:
         """The checkpoint tensors of this layer, whose name there is `name`."""
-        yield from joined_linear(f"{name}.in_proj_qkv", self.in_proj_qkvz, self.sections, self.hidden_size)
+        yield from linear(f"{name}.in_proj_qkv", self.in_proj_qkvz, sum(self.sections), self.hidden_size, 0, 1, 2)
         yield from linear(f"{name}.in_proj_z", self.in_proj_qkvz, self.sections[2], self.hidden_size, 3)
         yield from linear(f"{name}.in_proj_b", self.in_proj_ba, self.value_heads, self.hidden_size, 0)
         yield from linear(f"{name}.in_proj_a", self.in_proj_ba, self.value_heads, self.hidden_size, 1)
-        yield Wanted(f"{name}.conv1d.weight", (sum(self.sections), 1, self.width), self._load_conv)
-        yield Wanted(f"{name}.A_log", (self.value_heads, ), _slice_loader(self.A_log.data, 0))
-        yield Wanted(f"{name}.dt_bias", (self.value_heads, ), _slice_loader(self.dt_bias.data, 0))
+        keys = self.sections[0]
+        yield Wanted(f"{name}.conv1d.weight", (sum(self.sections), 1, self.width), self._load_conv,
+                     cuts=(rank_cut(0, keys), rank_cut(0, keys, keys), rank_cut(0, self.sections[2], 2 * keys)))
+        yield split(f"{name}.A_log", (self.value_heads, ), 0, self.A_log.data.copy_)
+        yield split(f"{name}.dt_bias", (self.value_heads, ), 0, self.dt_bias.data.copy_)
         yield copied(f"{name}.norm.weight", self.norm_weight)
         yield from linear(f"{name}.out_proj", self.out_proj, self.hidden_size, self.sections[2])
 
-    def _load_conv(self, tensor: torch.Tensor) -> None:
-        sections = tensor.squeeze(1).split(self.sections)
-        self.conv_weight.data.copy_(torch.cat([_rank_slice(section, 0) for section in sections]))
+    def _load_conv(self, *sections: torch.Tensor) -> None:
+        self.conv_weight.data.copy_(torch.cat(sections).squeeze(1))
 
 
 class Qwen3_5Attention(nn.Module):
@@ -267,8 +286,12 @@ class Qwen3_5SparseMoe(nn.Module):
         self.local_inner = self.inner // get_tensor_model_parallel_world_size()
         self.gate = ReplicatedLinear(hidden, count, bias=False, prefix=f"{prefix}.gate")
         self.shared_expert_gate = ReplicatedLinear(hidden, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
-        self.w13 = nn.Parameter(torch.empty(count, 2 * self.local_inner, hidden), requires_grad=False)
-        self.w2 = nn.Parameter(torch.empty(count, hidden, self.local_inner), requires_grad=False)
+        shapes = (count, 2 * self.local_inner, hidden), (count, hidden, self.local_inner)
+        if isinstance(quant_config, int8.Int8WeightOnlyConfig):
+            (self.w13, self.w13_scale), (self.w2, self.w2_scale) = (int8.int8_parameters(*shape) for shape in shapes)
+        else:
+            self.w13, self.w2 = (nn.Parameter(torch.empty(shape), requires_grad=False) for shape in shapes)
+            self.w13_scale = self.w2_scale = None
         self.shared_expert = Qwen3_5MLP(hidden, config.shared_expert_intermediate_size, False, quant_config,
                                         f"{prefix}.shared_expert")
 
@@ -276,7 +299,10 @@ class Qwen3_5SparseMoe(nn.Module):
         """x: [T, hidden] -> [T, hidden]."""
         router_logits, _ = self.gate(x)
         weights, ids = route(router_logits, self.top_k)
-        out = experts(x, self.w13, self.w2, weights, ids)
+        if self.w13_scale is None:
+            out = experts(x, self.w13, self.w2, weights, ids)
+        else:
+            out = int8_experts(x, self.w13, self.w13_scale, self.w2, self.w2_scale, weights, ids)
         shared_gate, _ = self.shared_expert_gate(x)
         out = out + torch.sigmoid(shared_gate) * self.shared_expert(x)
         return tensor_model_parallel_all_reduce(out)
@@ -287,31 +313,40 @@ class Qwen3_5SparseMoe(nn.Module):
         yield from linear(f"{name}.shared_expert_gate", self.shared_expert_gate, 1, self.hidden_size)
         yield from self.shared_expert.wanted(f"{name}.shared_expert")
         count, inner, hidden = self.num_experts, self.inner, self.hidden_size
-        gates, ups = self.w13.data.split(self.local_inner, dim=1)
+        gates, ups = zip(self._halves(self.w13), self._halves(self.w13_scale), strict=True)
+        w2 = self.w2.data, None if self.w2_scale is None else self.w2_scale.data
         yield Wanted(
             f"{name}.experts.gate_up_proj", (count, 2 * inner, hidden), self._load_gate_up,
             tuple(
-                Wanted(f"{name}.experts.{expert}.{key}.weight", (inner, hidden), _slice_loader(place[expert], 0))
-                for expert in range(count) for key, place in (("gate_proj", gates), ("up_proj", ups))))
+                split(f"{name}.experts.{expert}.{key}.weight", (inner, hidden), 0, _expert_filler(place, expert))
+                for expert in range(count) for key, place in (("gate_proj", gates), ("up_proj", ups))),
+            cuts=(rank_cut(1, inner), rank_cut(1, inner, inner)))
         yield Wanted(
-            f"{name}.experts.down_proj", (count, hidden, inner), _slice_loader(self.w2.data, 2),
+            f"{name}.experts.down_proj", (count, hidden, inner), filler(*w2),
             tuple(
-                Wanted(f"{name}.experts.{expert}.down_proj.weight", (hidden, inner), _slice_loader(place, 1))
-                for expert, place in enumerate(self.w2.data)))
+                split(f"{name}.experts.{expert}.down_proj.weight", (hidden, inner), 1, _expert_filler(w2, expert))
+                for expert in range(count)),
+            cuts=(rank_cut(2, inner), ))
 
-    def _load_gate_up(self, tensor: torch.Tensor) -> None:
-        gates, ups = self.w13.data.split(self.local_inner, dim=1)
-        gates.copy_(_rank_slice(tensor[:, :self.inner], 1))
-        ups.copy_(_rank_slice(tensor[:, self.inner:], 1))
+    def _halves(self, param: nn.Parameter | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return (None, None) if param is None else param.data.split(self.local_inner, dim=1)
+
+    def _load_gate_up(self, *pieces: torch.Tensor) -> None:
+        for half, scale, piece in zip(self._halves(self.w13), self._halves(self.w13_scale), pieces, strict=True):
+            filler(half, scale)(piece)
 
 
 class Qwen3_5DecoderLayer(nn.Module):
-    """One layer. `is_attention` tells which of the two mixers it has."""
+    """One layer. `is_attention` tells which of the two mixers it has.
 
-    def __init__(self, config: PretrainedConfig, layer: int, cache_config: CacheConfig | None,
+    Args:
+        layer: its place in the decoder; None for one of the multi-token-prediction head, which have full attention.
+    """
+
+    def __init__(self, config: PretrainedConfig, layer: int | None, cache_config: CacheConfig | None,
                  quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
-        self.is_attention = config.layer_types[layer] == FULL_ATTENTION
+        self.is_attention = layer is None or config.layer_types[layer] == FULL_ATTENTION
         if self.is_attention:
             self.self_attn = Qwen3_5Attention(config, cache_config, quant_config, f"{prefix}.self_attn")
         else:
@@ -326,8 +361,9 @@ class Qwen3_5DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, kv_cache: torch.Tensor | None,
-                attn_metadata: AttentionMetadata, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + residual is the layer's input; the sum of the two results is its output. All [T, hidden]."""
+                attn_metadata: AttentionMetadata, rows: Rows | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + residual is the layer's input; the sum of the two results is its output. All [T, hidden]. rows: of the
+        state, not used by a layer with attention."""
         x, residual = self.input_layernorm(x, residual)
         if self.is_attention:
             x = self.self_attn(x, rotation, kv_cache, attn_metadata)
@@ -369,6 +405,9 @@ class Qwen3_5TextModel(nn.Module):
         rows = _rows(attn_metadata, input_ids)
         rotation = self.rotary(positions)
         x = self.embed_tokens(input_ids)
+        pictures = get_picture_step()
+        if pictures is not None:
+            pictures.place(x)
         residual = torch.zeros_like(x)
         caches = iter(kv_caches)
         for layer in self.layers:
@@ -378,7 +417,7 @@ class Qwen3_5TextModel(nn.Module):
 
     def wanted(self, name: str) -> Iterable[Wanted]:
         """The checkpoint tensors of the decoder, whose name there is `name`."""
-        yield _vocabulary(f"{name}.embed_tokens.weight", self.embed_tokens)
+        yield vocabulary(f"{name}.embed_tokens.weight", self.embed_tokens)
         yield copied(f"{name}.norm.weight", self.norm.weight)
         for index, layer in enumerate(self.layers):
             yield from layer.wanted(f"{name}.layers.{index}")
@@ -387,10 +426,17 @@ class Qwen3_5TextModel(nn.Module):
 class Qwen3_5ForCausalLM(nn.Module):
     """The dense and the mixture-of-experts model, from a text-only checkpoint or the text part of one with pictures.
 
+    Attributes:
+        visual: the vision tower; None in an architecture that takes no pictures, or without vision_config.
+        mtp: the multi-token-prediction head; None where VLLM_OVERLAY_MTP does not ask for it or there is none.
+
     Raises:
         ValueError: settings that are not implemented, sizes that the tensor-parallel ranks cannot share, pipeline
             parallelism. The message is one line.
     """
+    takes_pictures = False
+    # Asks the loader for shards instead of whole tensors.
+    reads_shards = True
 
     def __init__(self,
                  config: PretrainedConfig,
@@ -400,7 +446,16 @@ class Qwen3_5ForCausalLM(nn.Module):
         self.config = config
         self.text_config = config.get_text_config()
         _check_supported(config, self.text_config, quant_config)
+        vision = getattr(config, "vision_config", None)
+        # Not quantised: a fiftieth of the weights, and published quantised checkpoints leave it alone.
+        self.visual = (VisionTower(vision, self.text_config.hidden_size, "visual")
+                       if self.takes_pictures and vision is not None else None)
         self.model = Qwen3_5TextModel(self.text_config, cache_config, quant_config, "model")
+        self.mtp: nn.Module | None = None
+        if os.environ.get(MTP_ASKED, "0") == "1" and getattr(self.text_config, "mtp_num_hidden_layers", 0):
+            # It is made of this module's layers.
+            from vllm.overlay.model.mtp import MultiTokenPredictor
+            self.mtp = MultiTokenPredictor(self.text_config, cache_config, quant_config, "mtp")
         if config.tie_word_embeddings:
             self.lm_head: VocabParallelEmbedding = self.model.embed_tokens
         else:
@@ -419,6 +474,16 @@ class Qwen3_5ForCausalLM(nn.Module):
                          recurrent_shape=(text.linear_num_value_heads // tp, text.linear_key_head_dim,
                                           text.linear_value_head_dim))
 
+    def embed_pictures(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """The pictures' embeddings, [tokens, hidden] each; see VisionTower.forward.
+
+        Raises:
+            ValueError: the model takes no pictures; pixels that do not fit their grid.
+        """
+        if self.visual is None:
+            raise ValueError(f"{type(self).__name__} takes no pictures")
+        return self.visual(pixels, grids)
+
     def forward(self,
                 input_ids: torch.Tensor,
                 positions: torch.Tensor,
@@ -436,19 +501,56 @@ class Qwen3_5ForCausalLM(nn.Module):
         """Draws the next tokens."""
         return self.sampler(logits, sampling_metadata)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def predict_next(self, hidden_states: torch.Tensor, next_token_ids: torch.Tensor, positions: torch.Tensor,
+                     kv_cache: torch.Tensor, attn_metadata: AttentionMetadata, step: int = 0) -> torch.Tensor:
+        """The multi-token-prediction head: what compute_logits makes the token after the next one of.
+
+        Args:
+            hidden_states: [T, hidden] as forward returned them, or this method. next_token_ids: [T], the token after
+                each. positions: [T] or [3, T], of the hidden states. kv_cache: of the head's layer `step`, which sees
+                the T tokens as attn_metadata says. step: how many tokens the head has predicted before.
+
+        Returns:
+            [T, hidden].
+
+        Raises:
+            ValueError: there is no head.
+        """
+        if self.mtp is None:
+            raise ValueError(f"no multi-token-prediction head is loaded: {self._why_no_head()}")
+        return self.mtp(hidden_states, self.model.embed_tokens(next_token_ids), self.model.rotary(positions), kv_cache,
+                        attn_metadata, step)
+
+    def _why_no_head(self) -> str:
+        if not getattr(self.text_config, "mtp_num_hidden_layers", 0):
+            return "the configuration has no mtp_num_hidden_layers"
+        if os.environ.get(MTP_ASKED, "0") != "1":
+            return f"the multi-token-prediction head is not asked for, {MTP_ASKED}=1 loads it"
+        return f"the checkpoint has no {MTP_PREFIX}*"
+
+    def load_weights(self, weights: Shards | Weights) -> None:
         """Loads a checkpoint in the published layout, `model.language_model.*`, or the text-only one, `model.*`.
 
         Raises:
-            CheckpointError: a tensor that is unknown, missing, repeated or of the wrong shape.
+            CheckpointError: a tensor that is unknown, missing, repeated, or of the wrong shape or type.
         """
-        skipped = dict(SKIPPED)
+        skipped = {}
         wanted = list(self.model.wanted("model"))
+        if self.visual is not None:
+            wanted += self.visual.wanted("model.visual")
+        else:
+            skipped.update(dict.fromkeys(VISION_PREFIX, NO_TOWER))
+        if self.mtp is not None:
+            wanted += self.mtp.wanted(MTP_PREFIX.rstrip("."))
+        else:
+            skipped[MTP_PREFIX] = self._why_no_head()
         if self.config.tie_word_embeddings:
             skipped["lm_head."] = "the configuration ties the head to the embedding"
         else:
-            wanted.append(_vocabulary("lm_head.weight", self.lm_head))
-        load_checkpoint(weights, wanted, skipped, TEXT_PREFIX)
+            wanted.append(vocabulary("lm_head.weight", self.lm_head))
+        if load_checkpoint(weights, wanted, skipped, (TEXT_PREFIX, VISION_PREFIX), [MTP_PREFIX]) and self.mtp:
+            self.mtp = None
+            logger.info("Skipped the multi-token-prediction head: %s", self._why_no_head())
 
 
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
@@ -456,29 +558,22 @@ class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
 
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Published name of the dense model with pictures; its text part."""
+    """Published name of the dense model with pictures."""
+    takes_pictures = True
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Published name of the mixture-of-experts model with pictures; its text part."""
+    """Published name of the mixture-of-experts model with pictures."""
+    takes_pictures = True
 
 
 def _is_moe(text: PretrainedConfig) -> bool:
     return hasattr(text, "num_experts")
 
 
-def _vocabulary(name: str, layer: VocabParallelEmbedding) -> Wanted:
-    return Wanted(name, (layer.org_vocab_size, layer.embedding_dim),
-                  lambda tensor: layer.weight_loader(layer.weight, tensor))
-
-
-def _rank_slice(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    size = tensor.shape[dim] // get_tensor_model_parallel_world_size()
-    return tensor.narrow(dim, get_tensor_model_parallel_rank() * size, size)
-
-
-def _slice_loader(place: torch.Tensor, dim: int) -> Callable[[torch.Tensor], object]:
-    return lambda tensor: place.copy_(_rank_slice(tensor, dim))
+def _expert_filler(place: tuple[torch.Tensor, torch.Tensor | None], expert: int) -> Callable[[torch.Tensor], object]:
+    values, scale = place
+    return filler(values[expert], None if scale is None else scale[expert])
 
 
 def _rows(attn_metadata: AttentionMetadata, input_ids: torch.Tensor) -> Rows:
@@ -522,5 +617,5 @@ def _check_supported(config: PretrainedConfig, text: PretrainedConfig, quant_con
         raise ValueError(f"rope_type {text.rope_parameters['rope_type']!r} is not supported, only 'default'")
     if flags:
         raise ValueError(f"{flags[0]} cannot be overridden for this model: edit rope_parameters in its config.json")
-    if _is_moe(text) and quant_config is not None:
+    if _is_moe(text) and quant_config is not None and not isinstance(quant_config, int8.Int8WeightOnlyConfig):
         raise ValueError(f"{quant_config.get_name()} quantization is not supported for routed experts")

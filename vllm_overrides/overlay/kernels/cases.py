@@ -10,7 +10,16 @@ from typing import Any
 
 import torch
 
-from vllm.overlay.kernels import causal_conv1d, gated_delta_rule, moe, norms, paged_attention, rope, sampling
+from vllm.overlay.kernels import (
+    causal_conv1d,
+    gated_delta_rule,
+    moe,
+    norms,
+    paged_attention,
+    rope,
+    sampling,
+    vision_attention,
+)
 from vllm.overlay.kernels.backend import Backends
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -159,6 +168,16 @@ def _attention(context: list[int], lengths: list[int], heads: int, kv_heads: int
     return build
 
 
+def _pictures(lengths: list[int], heads: int, size: int) -> Callable[[torch.Generator, torch.dtype], Inputs]:
+
+    def build(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
+        borders = _starts(lengths)
+        q, k, v = 2 * _normal(gen, dtype, 3, borders[-1], heads, size)
+        return {"q": q, "k": k, "v": v, "cu_seqlens": borders, "scale": size**-0.5}
+
+    return build
+
+
 def _write(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
     return {
         "k": _normal(gen, dtype, 9, 3, 10),
@@ -283,6 +302,10 @@ def all_cases() -> list[Case]:
              {"out": ROUNDED}),
         Case("paged_attention", "odd sizes", paged_attention.backends,
              _attention([0, 3, 0, 11], [1, 8, 3, 1], 6, 1, 40, 5), _one("paged_attention", "out"), {"out": ROUNDED}),
+        Case("vision_attention", "three pictures and an empty one, heads of the 35B model", vision_attention.backends,
+             _pictures([36, 0, 4, 90], 16, 72), _one("vision_attention", "out"), {"out": ROUNDED}),
+        Case("vision_attention", "several tiles on every device", vision_attention.backends, _pictures([600, 1], 64, 4),
+             _one("vision_attention", "out"), {"out": ROUNDED}),
         Case("norms", "residual and plain", norms.backends,
              lambda gen, dtype: {
                  "x": _normal(gen, dtype, 7, 130), "weight": _normal(gen, dtype, 130), "eps": 1e-6,

@@ -4,7 +4,7 @@ Stock enters a block when its token ids are known and calls all of a prompt's bl
 it. An abort or a preemption in the middle of a prompt then leaves blocks in the cache that nobody computed, and later
 requests attend to them.
 """
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.core.block.prefix_caching_block_stock import PrefixCachingBlock, PrefixCachingBlockAllocator
@@ -77,9 +77,10 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
         return self._refcounter.get(block_id) > 0
 
 
-def extend_hashes(hashes: list[int], token_ids: Sequence[int], block_size: int, num_blocks: int) -> None:
-    """Appends to a chain of content hashes until it covers `num_blocks` blocks of `token_ids`."""
+def extend_hashes(hashes: list[int], hash_ids: Callable[[int, int], list[int]], block_size: int,
+                  num_blocks: int) -> None:
+    """Appends to a chain of content hashes until it covers `num_blocks` blocks. hash_ids: `Sequence.hash_ids`."""
     for index in range(len(hashes), num_blocks):
         previous = hashes[-1] if index else None
-        tokens = list(token_ids[index * block_size:(index + 1) * block_size])
-        hashes.append(PrefixCachingBlock.hash_block_tokens(index == 0, previous, tokens))
+        ids = hash_ids(index * block_size, (index + 1) * block_size)
+        hashes.append(PrefixCachingBlock.hash_block_tokens(index == 0, previous, ids))

@@ -1,6 +1,7 @@
 """The block manager with honest prefix hits, exact room checks, and no sequence that can never be admitted again."""
 from typing import Any, NamedTuple
 
+from vllm.core.block.block_table import BlockTable
 from vllm.core.block_manager_v2_stock import BlockSpaceManagerV2
 from vllm.core.interfaces import AllocStatus
 from vllm.overlay.prefix_cache.allocator import ComputedBlockAllocator, extend_hashes
@@ -40,7 +41,7 @@ class ComputedBlockManager(BlockSpaceManagerV2):
         num_blocks = (seq.get_len() - 1) // self.block_size
         hashes = self._hashes.setdefault(seq.seq_id, [])
         if len(hashes) < num_blocks:
-            extend_hashes(hashes, seq.get_token_ids(), self.block_size, num_blocks)
+            extend_hashes(hashes, seq.hash_ids, self.block_size, num_blocks)
         return self._gpu.cached_prefix(hashes[:num_blocks])
 
     def get_common_computed_block_ids(self, seqs: list[Sequence]) -> list[int]:
@@ -51,10 +52,9 @@ class ComputedBlockManager(BlockSpaceManagerV2):
     def mark_blocks_as_computed(self, seq_group: SequenceGroup, token_chunk_size: int) -> None:
         """Notes which blocks the step that is being scheduled completes; `step_succeeded` enters them.
 
-        Groups whose KV depends on more than their token ids (LoRA, prompt adapters, pictures) are left out: the content
-        hash knows token ids only.
+        Groups whose KV depends on more than the content hash knows (`is_hashed`) are left out.
         """
-        if not self.enable_caching or not depends_on_tokens_only(seq_group):
+        if not self.enable_caching or not is_hashed(seq_group):
             return
         for seq in seq_group.get_seqs(status=SequenceStatus.RUNNING):
             end = (seq.data.get_num_computed_tokens() + token_chunk_size) // self.block_size
@@ -80,6 +80,12 @@ class ComputedBlockManager(BlockSpaceManagerV2):
         table = self.block_tables.get(seq.seq_id)
         if self.enable_caching and table is not None:
             self._gpu.distrust(table.blocks)
+
+    def _allocate_sequence(self, seq: Sequence) -> BlockTable:
+        """Blocks of the prompt are known by what their pictures show. What is generated later has no pictures."""
+        if seq.pictures is None:
+            return super()._allocate_sequence(seq)
+        return super()._allocate_sequence(_Content(seq.hash_ids(0, seq.get_len())))
 
     def free(self, seq: Sequence) -> None:
         self._entered.pop(seq.seq_id, None)
@@ -121,6 +127,15 @@ class ComputedBlockManager(BlockSpaceManagerV2):
         return missing <= self.get_num_free_gpu_blocks()
 
 
-def depends_on_tokens_only(seq_group: SequenceGroup) -> bool:
-    """Returns whether equal token ids mean equal KV: no LoRA, no prompt adapter, no pictures."""
+def is_hashed(seq_group: SequenceGroup) -> bool:
+    """Returns whether equal hash ids mean equal KV: no LoRA, no prompt adapter, no pictures of stock's multimodal models
+    (those of ours are in the hash ids)."""
     return not (seq_group.lora_request or seq_group.prompt_adapter_request or seq_group.multi_modal_data)
+
+
+class _Content(NamedTuple):
+    """In the place of a sequence where stock asks for the ids to hash."""
+    hash_ids: list[int]
+
+    def get_token_ids(self) -> list[int]:
+        return self.hash_ids

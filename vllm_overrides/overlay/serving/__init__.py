@@ -4,6 +4,7 @@ A request goes through these modules in this order; streamed and whole answers s
 
     app          routes; turns every failure into an OpenAI error object
     normalise    JSON body -> ChatRequest / CompletionRequest (messages, tools, thinking, fields, structured)
+    pictures/    data URLs and addresses -> patches for the vision tower, off the event loop
     render       messages -> prompt text -> token ids, off the event loop
     policy       how many tokens a request may generate; sampling: request + model defaults -> SamplingParams
     generate     the engine's outputs, closed (so aborted) as soon as nobody listens

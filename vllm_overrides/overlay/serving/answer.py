@@ -74,7 +74,7 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
     An output of the engine that adds nothing to any choice (in the middle of a prefill) gives nothing.
     """
     priority = answer.options.priority if answer.service.settings.priorities else 0
-    source = outputs(answer.service.engine, [prompt.token_ids for prompt in answer.prompts], params, answer.id,
+    source = outputs(answer.service.engine, answer.prompts, params, answer.id,
                      priority=priority, trace_headers=trace_headers)
     outcome = "client gone"
     try:

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -40,7 +40,7 @@ router = APIRouter()
 # nginx's number for a client that left before its answer; nobody reads it.
 _CLIENT_GONE = 499
 
-Answerer = Callable[..., Awaitable[ChatAnswer | CompletionAnswer]]
+Answerer = Callable[..., Coroutine[Any, Any, ChatAnswer | CompletionAnswer]]
 
 
 def service_of(request: Request) -> Service:
@@ -58,9 +58,13 @@ async def json_body(request: Request) -> Any:
 
 
 async def _serve(request: Request, answerer: Answerer) -> Response:
-    body = await json_body(request)
     traced = await service_of(request).engine.is_tracing_enabled()
-    answer = await answerer(body, extract_trace_headers(request.headers) if traced else None)
+    headers = extract_trace_headers(request.headers) if traced else None
+    try:
+        # Making pictures ready takes seconds. No name holds the body: it may be large, and the answer takes longer.
+        answer = await while_connected(answerer(await json_body(request), headers), request.receive)
+    except ClientGone:
+        return Response(status_code=_CLIENT_GONE)
     if answer.options.stream:
         return EventStream(answer.stream())
     try:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from vllm.overlay.serving import policy, respond
@@ -123,11 +124,15 @@ async def chat_answer(service: Service, body: Any, trace_headers: Mapping[str, s
     policy.check_limit(options.max_tokens, service.settings.max_model_len, options.limit_field)
     check_sampling(options, max_logprobs=service.settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="top_logprobs")
-    prompt = await service.renderer.chat(request)
+    pictures = await service.pictures.measured(request.pictures)
+    prompt = await service.renderer.chat(request, [picture.tokens for picture in pictures])
     budget = policy.token_budget(len(prompt.token_ids), options.max_tokens, service.settings.max_model_len)
     params = sampling_params(options, service.settings.sampling_defaults, budget)
     for token in service.banned_tokens(request):
         params.logit_bias = {**(params.logit_bias or {}), token: _BAN}
     stops, stop_tokens = service.stop_tokens(options.stop)
     params.stop_token_ids += stop_tokens
+    # Last, since it is the one thing here that takes long; what was sent is not kept while the answer is generated.
+    prompt = replace(prompt, pictures=await service.pictures.read(pictures, prompt.offsets))
+    request = replace(request, pictures=())
     return ChatAnswer(service, request, prompt, params, stops, trace_headers)

@@ -141,6 +141,7 @@ async def completion_answer(service: Service, body: Any,
     prompts = [await service.renderer.completion(prompt, options) for prompt in request.prompts]
     params = []
     for prompt in prompts:
+        service.check_token_ids(prompt)
         budget = policy.token_budget(len(prompt.token_ids), max(options.max_tokens or 1, 1), settings.max_model_len,
                                      "prompt")
         one = sampling_params(options, settings.sampling_defaults, budget)

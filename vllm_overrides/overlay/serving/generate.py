@@ -9,10 +9,11 @@ from typing import Any
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.render import Prompt
 from vllm.sampling_params import SamplingParams
 
 
-async def outputs(engine: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], request_id: str, *,
+async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[SamplingParams], request_id: str, *,
                   priority: int = 0, trace_headers: Mapping[str, str] | None = None
                   ) -> AsyncIterator[tuple[int, RequestOutput]]:
     """(prompt's position, output), as they come, of all prompts at once.
@@ -20,7 +21,7 @@ async def outputs(engine: Any, prompts: Sequence[Sequence[int]], params: Sequenc
     engine: an EngineClient. Closing this generator aborts in the engine what is not finished. An exception of the
     engine is raised here; a ValueError before the first output is its way to refuse a request, so a RequestError.
     """
-    streams = [engine.generate(TokensPrompt(prompt_token_ids=list(prompt)), one, f"{request_id}-{i}", priority=priority,
+    streams = [engine.generate(_engine_prompt(prompt), one, f"{request_id}-{i}", priority=priority,
                                trace_headers=trace_headers)
                for i, (prompt, one) in enumerate(zip(prompts, params, strict=False))]
     queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
@@ -51,3 +52,10 @@ async def outputs(engine: Any, prompts: Sequence[Sequence[int]], params: Sequenc
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _engine_prompt(prompt: Prompt) -> TokensPrompt:
+    made = TokensPrompt(prompt_token_ids=list(prompt.token_ids))
+    if prompt.pictures:
+        made["multi_modal_data"] = {"image": list(prompt.pictures)}
+    return made

@@ -2,6 +2,9 @@
 
 Every message becomes ``{"role", "content": str}``; an assistant's may carry ``reasoning_content`` (str) and
 ``tool_calls`` (``{"id", "type": "function", "function": {"name", "arguments": dict}}``), a tool's ``tool_call_id``.
+A user's or tool's content with pictures is a list of ``{"type": "text", "text"}`` and ``{"type": "image"}`` in the
+order in which they were sent; where the pictures are stands beside the messages, so that no template and no log sees
+it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Any
 
 from vllm.overlay.serving.errors import RequestError, missing, not_supported, wrong_type
 from vllm.overlay.serving.fields import text, well_formed
+from vllm.overlay.serving.pictures.source import PICTURE_PARTS, PictureSource, picture_source
 
 # The template's roles; `function` is the older name of `tool`.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -18,22 +22,26 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MAY_BE_SILENT = ("assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _THOUGHT_PARTS = {"thinking": "thinking", "reasoning": "text"}
-_MEDIA_PARTS = ("image_url", "input_image", "image", "video_url", "video", "input_audio", "audio_url", "audio", "file",
-                "input_file")
+_OTHER_MEDIA = ("video_url", "input_video", "video", "input_audio", "audio_url", "audio", "file", "input_file")
+# The model knows pictures only as what it is asked about.
+_MAY_SHOW = ("user", "tool", "function")
 
 
-def normalise_messages(value: Any, path: str = "messages") -> list[dict[str, Any]]:
-    """The conversation in the form above. Raises RequestError that names the message and field at fault."""
+def normalise_messages(value: Any, path: str = "messages") -> tuple[list[dict[str, Any]], tuple[PictureSource, ...]]:
+    """(the conversation in the form above, its pictures in order). Raises RequestError that names the message and field
+    at fault."""
     if value is None:
         raise missing(path)
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
     if not value:
         raise RequestError(f"{path} must hold at least one message.", param=path, code="invalid_value")
-    return [_message(one, f"{path}[{i}]") for i, one in enumerate(value)]
+    pictures: list[PictureSource] = []
+    return [_message(one, f"{path}[{i}]", pictures) for i, one in enumerate(value)], tuple(pictures)
 
 
-def _message(value: Any, path: str) -> dict[str, Any]:
+def _message(value: Any, path: str, pictures: list[PictureSource]) -> dict[str, Any]:
+    """One message; its pictures are added to ``pictures``."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     role = value.get("role")
@@ -41,7 +49,7 @@ def _message(value: Any, path: str) -> dict[str, Any]:
         raise missing(f"{path}.role")
     if text(role, f"{path}.role") not in _ROLES:
         raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}; got {role!r:.40}.", param=f"{path}.role")
-    content, thought = _content(value.get("content"), f"{path}.content", role)
+    content, thought = _content(value.get("content"), f"{path}.content", role, pictures)
     message: dict[str, Any] = {"role": "tool" if role == "function" else role, "content": content}
     if role == "assistant":
         message.update(_assistant_extras(value, path, thought))
@@ -50,8 +58,9 @@ def _message(value: Any, path: str) -> dict[str, Any]:
     return message
 
 
-def _content(value: Any, path: str, role: str) -> tuple[str, str]:
-    """(text, thought) of a message's content: a string, a list of parts, or nothing."""
+def _content(value: Any, path: str, role: str,
+             pictures: list[PictureSource]) -> tuple[str | list[dict[str, Any]], str]:
+    """(text or parts, thought) of a message's content: a string, a list of parts, or nothing."""
     if value is None:
         if role in _MAY_BE_SILENT:
             return "", ""
@@ -60,13 +69,34 @@ def _content(value: Any, path: str, role: str) -> tuple[str, str]:
         return well_formed(value), ""
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of parts", value)
-    texts: list[str] = []
+    # Neighbours are joined by nothing: so the model's own template renders a list of text parts.
+    texts: list[list[str]] = [[]]
     thoughts: list[str] = []
     for i, part in enumerate(value):
-        one, is_thought = _part(part, f"{path}[{i}]")
-        (thoughts if is_thought else texts).append(one)
-    # Joined by nothing: so the model's own template renders a list of text parts.
-    return "".join(texts), "".join(thoughts)
+        where = f"{path}[{i}]"
+        if _is_picture(part):
+            if role not in _MAY_SHOW:
+                raise not_supported(where, f"a picture may stand in a user or tool message, not in a {role} message.")
+            pictures.append(picture_source(part, where))
+            texts.append([])
+            continue
+        one, is_thought = _part(part, where)
+        (thoughts if is_thought else texts[-1]).append(one)
+    joined = ["".join(run) for run in texts]
+    if len(joined) == 1:
+        return joined[0], "".join(thoughts)
+    parts: list[dict[str, Any]] = []
+    for i, run in enumerate(joined):
+        if i:
+            parts.append({"type": "image"})
+        if run:
+            parts.append({"type": "text", "text": run})
+    return parts, "".join(thoughts)
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and (part.get("type") in PICTURE_PARTS or (
+        part.get("type") is None and "text" not in part and bool(part.get("image_url") or part.get("image"))))
 
 
 def _part(part: Any, path: str) -> tuple[str, bool]:
@@ -80,8 +110,8 @@ def _part(part: Any, path: str) -> tuple[str, bool]:
         kind = "text"
     if kind is None:
         raise missing(f"{path}.type")
-    if kind in _MEDIA_PARTS:
-        raise not_supported(path, f"this server takes text only, no {kind} part yet.")
+    if kind in _OTHER_MEDIA:
+        raise not_supported(path, f"this server takes text and pictures, no {kind} part.")
     field = _TEXT_PARTS.get(kind) or _THOUGHT_PARTS.get(kind) if isinstance(kind, str) else None
     if field is None:
         raise RequestError(f"{path}.type is not a known kind of part: {kind!r:.40}.", param=f"{path}.type")

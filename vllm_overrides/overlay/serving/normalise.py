@@ -13,6 +13,7 @@ from typing import Any
 from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import RequestError, missing, not_supported, wrong_type
 from vllm.overlay.serving.messages import normalise_messages
+from vllm.overlay.serving.pictures.source import PictureSource
 from vllm.overlay.serving.structured import refuse_structured
 from vllm.overlay.serving.thinking import thinking_switch
 from vllm.overlay.serving.tools import ToolChoice, Tools, normalise_tool_choice, normalise_tools
@@ -66,10 +67,12 @@ class Options:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to continue. thinking: None where the request leaves it to the template."""
+    """A conversation to continue. pictures: of the messages, in order. thinking: None where the request leaves it to
+    the template."""
 
     model: str
     messages: list[dict[str, Any]]
+    pictures: tuple[PictureSource, ...]
     options: Options
     tools: Tools
     tool_choice: ToolChoice
@@ -164,14 +167,19 @@ def normalise_chat(body: Any) -> ChatRequest:
     """The body of /v1/chat/completions as a ChatRequest."""
     body = _object(body)
     found = fields.read(body, _CHAT)
-    messages = normalise_messages(body.get("messages"))
+    messages, pictures = normalise_messages(body.get("messages"))
     refuse_structured(body)
     tools = normalise_tools(found.get("tools", []))
     template_kwargs = found.get("chat_template_kwargs", {})
     continue_final = found.get("continue_final_message", False)
+    if continue_final and not isinstance(messages[-1]["content"], str):
+        raise not_supported("continue_final_message", "the last message holds pictures.")
+    if pictures and _truncation(found.get("truncate_prompt_tokens")):
+        raise not_supported("truncate_prompt_tokens", "the messages hold pictures, which cannot be cut.")
     return ChatRequest(
         model=_model(found),
         messages=messages,
+        pictures=pictures,
         options=_options(found, max_tokens=None, logprobs=_chat_logprobs(found), add_special_tokens=False),
         tools=tools,
         tool_choice=normalise_tool_choice(found.get("tool_choice"), tools),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jinja2
 
+from vllm.overlay.pictures.picture import Picture
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
+from vllm.overlay.serving.pictures.placeholders import Placeholders
 
 T = TypeVar("T")
 _TURN, _END_TURN = "<|im_start|>", "<|im_end|>"
@@ -22,21 +24,27 @@ _TURN, _END_TURN = "<|im_start|>", "<|im_end|>"
 @dataclass(frozen=True)
 class Prompt:
     """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it
-    holds behind a ``<tool_call>`` that it leaves open, None where it opens none."""
+    holds behind a ``<tool_call>`` that it leaves open, None where it opens none. text has one placeholder for a
+    picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when they are
+    read."""
 
     text: str
     token_ids: list[int]
     in_thought: bool = False
     opened_call: str | None = None
+    offsets: tuple[int, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 class Renderer:
     """Renders with one tokenizer and chat template. One thread: a fast tokenizer must not be used by two at a time."""
 
-    def __init__(self, tokenizer: Any, chat_template: str | None) -> None:
-        """chat_template: Jinja source; None for the tokenizer's own."""
+    def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None) -> None:
+        """chat_template: Jinja source; None for the tokenizer's own. placeholders: None where the model takes no
+        pictures."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._placeholders = placeholders
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
 
     @property
@@ -44,9 +52,12 @@ class Renderer:
         """Whether chat can be served at all."""
         return bool(self._chat_template or getattr(self._tokenizer, "chat_template", None))
 
-    async def chat(self, request: ChatRequest) -> Prompt:
-        """The prompt of a chat request. Raises RequestError where the template refuses the conversation."""
-        return await self._run(lambda: self._chat(request))
+    async def chat(self, request: ChatRequest, picture_tokens: Sequence[int] = ()) -> Prompt:
+        """The prompt of a chat request; picture_tokens: how many each of its pictures takes.
+
+        Raises RequestError where the template refuses the conversation, or writes another number of pictures.
+        """
+        return await self._run(lambda: self._chat(request, picture_tokens))
 
     async def completion(self, prompt: str | list[int], options: Options) -> Prompt:
         """The prompt of a completion: given as text, or as token ids."""
@@ -59,23 +70,30 @@ class Renderer:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _chat(self, request: ChatRequest) -> Prompt:
+    def _chat(self, request: ChatRequest, picture_tokens: Sequence[int]) -> Prompt:
         forced = request.tool_choice.forced and request.add_generation_prompt
         kwargs = dict(request.template_kwargs)
         if request.thinking is not None or forced:
             # Without a grammar a call can be forced only by beginning it in the prompt, where a thought has no place.
             kwargs["enable_thinking"] = bool(request.thinking) and not forced
+        secret = Placeholders.secret()
+        messages: Any = request.messages
+        # Also where none may be called: another beginning of the prompt would lose every cached prefix.
+        tools: Any = list(request.tools.definitions) or None
         try:
+            if self._placeholders is not None:
+                messages, tools = self._placeholders.guarded((messages, tools), secret)
             text = self._tokenizer.apply_chat_template(
-                request.messages,
-                # Also where none may be called: another beginning of the prompt would lose every cached prefix.
-                tools=list(request.tools.definitions) or None,
+                messages,
+                tools=tools,
                 chat_template=request.chat_template or self._chat_template,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 tokenize=False,
                 **kwargs,
             )
+        except RecursionError:
+            raise RequestError("These messages or tools are nested too deeply.", param="messages") from None
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
         opened_call = None
@@ -83,24 +101,40 @@ class Renderer:
             opened_call = f"\n<function={request.tool_choice.name}>\n" if request.tool_choice.name else "\n<function="
             text += CALL + opened_call
         text = well_formed(text)
-        ids = self._encode(text, request.options)
-        return Prompt(text, ids, ends_in_thought(text) and not forced, opened_call)
+        text, ids = self._tokenised(text, request.options, secret)
+        offsets: tuple[int, ...] = ()
+        if self._placeholders is not None:
+            ids, offsets = self._placeholders.expanded(ids, picture_tokens)
+        ids = _truncated(ids, request.options)
+        return Prompt(text, ids, ends_in_thought(text) and not forced, opened_call, offsets)
 
     def _completion(self, prompt: str | list[int], options: Options) -> Prompt:
         if isinstance(prompt, str):
             text = well_formed(prompt)
-            return Prompt(text, self._encode(text, options))
+            secret = Placeholders.secret()
+            if self._placeholders is not None:
+                text = self._placeholders.guarded(text, secret)
+            text, ids = self._tokenised(text, options, secret)
+            return Prompt(text, _truncated(ids, options))
         size = len(self._tokenizer)
         for token in prompt:
             if token >= size:
                 raise RequestError(f"prompt holds token {token}; the vocabulary has {size} tokens.", param="prompt")
-        ids = prompt[-options.truncate_prompt_tokens:] if options.truncate_prompt_tokens else prompt
+        ids = _truncated(prompt, options)
         return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
-    def _encode(self, text: str, options: Options) -> list[int]:
-        ids = self._tokenizer(text, add_special_tokens=options.add_special_tokens, return_attention_mask=False,
-                              return_token_type_ids=False).input_ids
-        return ids[-options.truncate_prompt_tokens:] if options.truncate_prompt_tokens else ids
+    def _tokenised(self, text: str, options: Options, secret: str) -> tuple[str, list[int]]:
+        """(text, its token ids); the text is cut where the secret stands, see Placeholders."""
+        pieces = text.split(secret)
+        ids = []
+        for i, piece in enumerate(pieces):
+            ids += self._tokenizer(piece, add_special_tokens=options.add_special_tokens and i == 0,
+                                   return_attention_mask=False, return_token_type_ids=False).input_ids
+        return "".join(pieces), ids
+
+
+def _truncated(ids: list[int], options: Options) -> list[int]:
+    return ids[-options.truncate_prompt_tokens:] if options.truncate_prompt_tokens else ids
 
 
 def ends_in_thought(prompt: str) -> bool:

@@ -26,6 +26,7 @@ from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.errors import StartError, one_line
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
+from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
 from vllm.overlay.serving.service import Service, Settings
 
 logger = init_logger(__name__)
@@ -181,6 +182,7 @@ def settings(args: Namespace, config: Any) -> Settings:
         tokens_as_ids=args.return_tokens_as_token_ids,
         log_requests=not args.disable_log_requests,
         priorities=config.scheduler_config.policy == "priority",
+        pictures=picture_input(model, PictureLimits.of(args)),
     )
 
 
@@ -303,7 +305,7 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
     except OSError as error:
         raise StartError(f"cannot listen on port {args.port}: {error.strerror or error}") from error
     finally:
-        service.renderer.close()
+        service.close()
     if engine.failed.done():
         raise StartError(f"the engine is gone: {engine.failed.result()}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
@@ -14,12 +15,18 @@ from vllm.overlay.serving.normalise import ChatRequest, Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
 from vllm.overlay.serving.parse.markers import CALL, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
+from vllm.overlay.serving.pictures.placeholders import Placeholders
+from vllm.overlay.serving.pictures.reader import PictureReader
+from vllm.overlay.serving.pictures.settings import PictureInput
 from vllm.overlay.serving.render import Prompt, Renderer
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none."""
+    """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none.
+    pictures: None where the model takes none."""
 
     model_names: tuple[str, ...]
     model_path: str
@@ -36,6 +43,7 @@ class Settings:
     tokens_as_ids: bool = False
     log_requests: bool = True
     priorities: bool = False
+    pictures: PictureInput | None = None
 
 
 class Service:
@@ -44,8 +52,15 @@ class Service:
     def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
         """engine: an EngineClient; tokenizer: a transformers tokenizer."""
         self.engine = engine
-        self.settings = settings
-        self.renderer = Renderer(tokenizer, settings.chat_template)
+        shown = settings.pictures
+        if shown is not None and max(shown.marks) >= len(tokenizer):
+            logger.warning("no pictures are taken: the configuration names the tokens %s for them, and the tokenizer "
+                           "has %d", shown.marks, len(tokenizer))
+            shown = None
+        self.settings = settings = replace(settings, pictures=shown)
+        self.pictures = PictureReader(shown)
+        self.renderer = Renderer(tokenizer, settings.chat_template,
+                                 Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None)
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
@@ -54,6 +69,11 @@ class Service:
             settings.tool_call_parser or "", ())
         self._marker_ids = marker_ids(tokenizer.get_vocab(), self._markers)
         self._special = frozenset(tokenizer.all_special_ids)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.renderer.close()
+        self.pictures.close()
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) for a model that is not served here."""
@@ -74,6 +94,13 @@ class Service:
             return
         raise RequestError("Tool calls need the server's options --enable-auto-tool-choice and --tool-call-parser.",
                            param="tool_choice", code="unsupported_parameter")
+
+    def check_token_ids(self, prompt: Prompt) -> None:
+        """Raise RequestError where a prompt of token ids holds a picture's token: there is no picture to it."""
+        shown = self.settings.pictures
+        if shown is not None and shown.placeholder in prompt.token_ids:
+            raise RequestError(f"prompt holds token {shown.placeholder}, which stands for a picture; pictures are "
+                               "taken in the messages of /v1/chat/completions.", param="prompt")
 
     def banned_tokens(self, request: ChatRequest) -> list[int]:
         """What the answer must not hold: the beginning of a call, where there are tools and none may be called."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.overlay.serving.parse import parsers_of
+from vllm.overlay.serving.pictures.settings import picture_input
 from vllm.overlay.serving.service import Service, Settings
 
 
@@ -31,4 +32,5 @@ def standalone_service(handler: Any, tokenizer: Any, tool_call_parser: str | Non
         tokens_as_ids=handler.return_tokens_as_token_ids,
         log_requests=handler.request_logger is not None,
         priorities=priorities,
+        pictures=picture_input(model),
     ))

@@ -16,7 +16,8 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
         chat = normalise_chat({"model": service.settings.model_names[0], **body})
         service.check_model(chat.model)
         service.check_template(chat)
-        prompt = await service.renderer.chat(chat)
+        pictures = await service.pictures.measured(chat.pictures)
+        prompt = await service.renderer.chat(chat, [picture.tokens for picture in pictures])
     else:
         found = fields.read(fields.mapping(body, "body"), {"model": fields.text, "add_special_tokens": fields.flag})
         service.check_model(found.get("model", service.settings.model_names[0]))

@@ -44,14 +44,7 @@ class Qwen3_5TextConfig(_FileConfig):
         "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "intermediate_size")
 
     def __init__(self, **kwargs: Any) -> None:
-        missing = [name for name in self.required if kwargs.get(name) is None]
-        if missing:
-            raise ValueError(f"the configuration of a {self.model_type} model lacks {', '.join(missing)}")
-        for name in self.required:
-            if name != "rms_norm_eps" and (isinstance(kwargs[name], bool) or not isinstance(kwargs[name], int)
-                                           or kwargs[name] < 1):
-                raise ValueError(f"{name} in the configuration of a {self.model_type} model is {kwargs[name]!r}, "
-                                 f"not a positive integer")
+        _check_sizes(self.model_type, self.required, kwargs)
         rope_parameters = _rope_parameters(kwargs)
         layer_types = _layer_types(kwargs)
         kwargs["torch_dtype"] = _dtype(kwargs)
@@ -82,9 +75,28 @@ class Qwen3_5MoeTextConfig(Qwen3_5TextConfig):
 
 
 class Qwen3_5VisionConfig(_FileConfig):
-    """The vision tower, as the file has it."""
+    """The vision tower.
+
+    Attributes beside the file's own:
+        image_mean, image_std: per channel, of values between 0 and 1; the published preprocessor's 1/2 where absent.
+
+    Raises:
+        ValueError: a size that is missing or no positive integer; means or deviations that are not one per channel.
+    """
     model_type = "qwen3_5_vision"
     base_config_key = "vision_config"
+    required = ("depth", "hidden_size", "num_heads", "intermediate_size", "in_channels", "patch_size",
+                "spatial_merge_size", "temporal_patch_size", "out_hidden_size", "num_position_embeddings")
+
+    def __init__(self, **kwargs: Any) -> None:
+        _check_sizes(self.model_type, self.required, kwargs)
+        for name in ("image_mean", "image_std"):
+            values = kwargs.setdefault(name, [0.5] * kwargs["in_channels"])
+            if len(values) != kwargs["in_channels"]:
+                raise ValueError(f"{name} in the configuration of a {self.model_type} model is {values!r} for "
+                                 f"{kwargs['in_channels']} channels")
+        kwargs.setdefault("hidden_act", "gelu_pytorch_tanh")
+        super().__init__(**kwargs)
 
 
 class Qwen3_5MoeVisionConfig(Qwen3_5VisionConfig):
@@ -135,6 +147,17 @@ class Qwen3_5MoeConfig(Qwen3_5Config):
 
 
 CONFIG_CLASSES = (Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5TextConfig, Qwen3_5MoeTextConfig)
+
+
+def _check_sizes(model_type: str, required: tuple[str, ...], kwargs: dict[str, Any]) -> None:
+    missing = [name for name in required if kwargs.get(name) is None]
+    if missing:
+        raise ValueError(f"the configuration of a {model_type} model lacks {', '.join(missing)}")
+    for name in required:
+        value = kwargs[name]
+        if name != "rms_norm_eps" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} in the configuration of a {model_type} model is {value!r}, "
+                             f"not a positive integer")
 
 
 def _dtype(kwargs: dict[str, Any]) -> Any | None:

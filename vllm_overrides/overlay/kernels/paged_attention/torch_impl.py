@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from vllm.overlay.kernels.online_softmax import OnlineSoftmax
+
 # Positions per tile of a prefill row.
 _TILE = 512
 # Scores (queries x heads x positions) of a prefill row that exist at a time, and elements of keys that one tile of the
@@ -42,33 +44,6 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
     return out
 
 
-class _OnlineSoftmax:
-    """softmax(scores) values over scores that come in tiles. A tile may have fewer rows than the one before it."""
-
-    def __init__(self) -> None:
-        self._peak: torch.Tensor | None = None
-
-    def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """scores [n, lines, positions] (overwritten; none all -inf in the first tile), values [n, positions, D]."""
-        peak = scores.amax(-1, keepdim=True)
-        if self._peak is None:
-            weights = scores.sub_(peak).exp_()
-            self._peak, self._total, self._mixed = peak, weights.sum(-1, keepdim=True), torch.matmul(weights, values)
-            return
-        rows = scores.shape[0]
-        before = self._peak[:rows]
-        peak = torch.maximum(before, peak)
-        weights = scores.sub_(peak).exp_()
-        shrink = (before - peak).exp_()
-        self._total[:rows].mul_(shrink).add_(weights.sum(-1, keepdim=True))
-        self._mixed[:rows].mul_(shrink).add_(torch.matmul(weights, values))
-        before.copy_(peak)
-
-    def result(self) -> torch.Tensor:
-        """[n, lines, D] with the first tile's n."""
-        return self._mixed / self._total
-
-
 def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, table: torch.Tensor, seq_len: int,
              scale: float) -> torch.Tensor:
     queries, heads, size = q.shape
@@ -83,7 +58,7 @@ def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
         scaled = part.float().mul(scale).view(count, kv_heads, group, size).permute(1, 2, 0, 3)
         scaled = scaled.reshape(kv_heads, group * count, size)
         first = seq_len - queries + begin
-        softmax = _OnlineSoftmax()
+        softmax = OnlineSoftmax()
         for at in range(0, first + count, tile):
             end = min(at + tile, first + count)
             blocks = table[at // block_size:(end + block_size - 1) // block_size]
@@ -113,7 +88,7 @@ def _decode(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
     elements = _DECODE_ELEMENTS_CPU if q.device.type == "cpu" else _DECODE_ELEMENTS
     lengths = torch.tensor(seq_lens, device=q.device)
     scaled = q.float().mul(scale).view(rows, kv_heads, heads // kv_heads, size)
-    softmax = [_OnlineSoftmax() for _ in range(kv_heads)]
+    softmax = [OnlineSoftmax() for _ in range(kv_heads)]
     at, active = 0, rows
     while at < seq_lens[0]:
         while seq_lens[active - 1] <= at:

@@ -1,0 +1,61 @@
+"""Weights in int8 with a float32 scale per output channel, activations as they are (w8a16). README.md has the maths."""
+import torch
+
+from vllm.overlay.kernels.backend import Backends
+from vllm.overlay.kernels.int8_weights.quantise import quantise, quantise_into
+
+__all__ = ["backends", "int8_experts", "int8_linear", "quantise", "quantise_into"]
+
+backends = Backends("int8_weights", (("torch", "torch_impl"), ("reference", "reference")))
+
+
+def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,
+                bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (scale * weight)^T + bias.
+
+    Args:
+        x: [..., K], float32, bfloat16 or float16.
+        weight: int8 [N, K]. scale: float32 [N]. bias: [N] of x's dtype.
+
+    Returns:
+        [..., N] of x's dtype.
+
+    Raises:
+        ValueError: sizes or types that do not fit together.
+    """
+    _check("weight", weight, scale)
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != scale.shape):
+        raise ValueError(f"int8_weights: x {tuple(x.shape)}, weight {tuple(weight.shape)}"
+                         f"{'' if bias is None else f', bias {tuple(bias.shape)}'}")
+    return backends.chosen().int8_linear(x, weight, scale, bias)
+
+
+def int8_experts(x: torch.Tensor, w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor,
+                 weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The routed experts of vllm.overlay.kernels.moe with W13 = s13 * w13 and W2 = s2 * w2.
+
+    Args:
+        x: [T, H], float32, bfloat16 or float16.
+        w13: int8 [E, 2 I, H], s13: float32 [E, 2 I]. w2: int8 [E, H, I], s2: float32 [E, H].
+        weights: float32 [T, k]. ids: int64 [T, k], 0 <= id < E.
+
+    Returns:
+        [T, H] of x's dtype.
+
+    Raises:
+        ValueError: sizes or types that do not fit together.
+    """
+    _check("w13", w13, s13)
+    _check("w2", w2, s2)
+    count, double, hidden = w13.shape
+    if x.shape[1] != hidden or w2.shape != (count, hidden, double // 2) or double % 2:
+        raise ValueError(f"int8_weights: x {tuple(x.shape)}, w13 {tuple(w13.shape)}, w2 {tuple(w2.shape)}")
+    if weights.shape != ids.shape or ids.shape[0] != x.shape[0]:
+        raise ValueError(f"int8_weights: {x.shape[0]} tokens, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}")
+    return backends.chosen().int8_experts(x, w13, s13, w2, s2, weights, ids)
+
+
+def _check(name: str, values: torch.Tensor, scale: torch.Tensor) -> None:
+    if values.dtype != torch.int8 or scale.dtype != torch.float32 or scale.shape != values.shape[:-1]:
+        raise ValueError(f"int8_weights: {name} {values.dtype} {tuple(values.shape)}, "
+                         f"its scale {scale.dtype} {tuple(scale.shape)}")
