@@ -399,6 +399,18 @@ WORKER: tuple[Overlay, ...] = (
         test="tests/worker/test_two_ranks.py",
     ),
     Overlay(
+        id="memory-plan",
+        kind="addition",
+        target="overlay/plan/",
+        symbols=("distributed/parallel_state.py:get_world_group",),
+        reason="Stock learns whether a context fits after it has loaded the weights and computed a step of full length with every layer, "
+               "minutes later, and then does not say what would fit; recurrent states it does not count at all.",
+        upstream="Not for upstream: it counts the memory of this project's own model and operators.",
+        remove_when="hybrid-text-model is removed",
+        requires=("hybrid-model-substance", "operators-of-hybrid-models", "openai-api-for-agents"),
+        test="tests/overlay/plan/test_memory.py",
+    ),
+    Overlay(
         id="state-pool-of-the-worker",
         kind="extension",
         target="worker/worker.py",

@@ -1,5 +1,4 @@
 """The worker on the CPU: ours for every device, with the device set-up and the memory budget of a CPU."""
-import copy
 from typing import Any
 
 import torch
@@ -37,6 +36,12 @@ class CPUWorker(Worker):
                                           self.parallel_config.pipeline_parallel_size)
         set_random_seed(self.model_config.seed)
 
+    def _memory(self) -> tuple[int, float, int | None]:
+        return platform_cpu.available_memory() // self.parallel_config.world_size, 1.0, None
+
+    def _kv_is_given(self) -> bool:
+        return bool(envs.VLLM_CPU_KVCACHE_SPACE) or super()._kv_is_given()
+
     def _free_for_state(self) -> int | None:
         return platform_cpu.available_memory() // self.parallel_config.world_size
 
@@ -50,36 +55,38 @@ class CPUWorker(Worker):
         Raises:
             ValueError: one sequence of max_model_len does not fit.
         """
-        reserve = self._measure_step() + platform_cpu.GIB // 4
+        step = self._measure_step()
+        reserve = step + platform_cpu.GIB // 4
+        self.phases.end("profile")
         block_bytes = self.get_cache_block_size_bytes()
         if not block_bytes:
             return 0, 0
         blocks = platform_cpu.kv_cache_blocks(block_bytes, self.cache_config.block_size,
                                               self.model_config.max_model_len, self.scheduler_config.max_num_seqs,
                                               reserve, self.parallel_config.world_size, envs.VLLM_CPU_KVCACHE_SPACE)
-        _stock.logger.info("KV cache: %d tokens, %.2f GiB (a step needs %.2f GiB beside it).",
+        planned = "" if self.plan is None else f", {self.plan.workspace / platform_cpu.GIB:.2f} planned"
+        _stock.logger.info("KV cache: %d tokens, %.2f GiB (a step needs %.2f GiB beside it%s).",
                            blocks * self.cache_config.block_size, blocks * block_bytes / platform_cpu.GIB,
-                           reserve / platform_cpu.GIB)
+                           reserve / platform_cpu.GIB, planned)
         return blocks, 0
 
     def _measure_step(self) -> int:
         """Returns the bytes that the largest step takes beside weights and caches.
 
         A step of the full size would take minutes on few cores, so a smaller one of the same proportions is run and its
-        memory multiplied: activations grow with the tokens, logits with the sequences.
+        memory multiplied: activations grow with the tokens, logits with the sequences. Pictures are in no such step;
+        theirs is the plan's figure.
         """
-        runner, full = self.model_runner, self.scheduler_config
+        full = self.scheduler_config
         tokens = min(full.max_num_batched_tokens, _MEASURED_TOKENS)
-        part = copy.copy(full)
-        part.max_num_batched_tokens = tokens
-        part.max_num_seqs = max(1, full.max_num_seqs * tokens // full.max_num_batched_tokens)
-        runner.scheduler_config = part
-        try:
-            with platform_cpu.PeakMemory() as memory, platform_cpu.without_device_sync():
-                runner.profile_run()
-        finally:
-            runner.scheduler_config = full
-        return memory.grown * full.max_num_batched_tokens // tokens
+        sequences = max(1, full.max_num_seqs * tokens // full.max_num_batched_tokens)
+        with (self._largest_step(tokens, sequences), platform_cpu.PeakMemory() as memory,
+              platform_cpu.without_device_sync()):
+            self.model_runner.profile_run()
+        measured = memory.grown * full.max_num_batched_tokens // tokens
+        if self.plan is None:
+            return measured
+        return max(measured, self.plan.step, self.plan.tower) + self.plan.held
 
 
 def __getattr__(name: str) -> Any:
