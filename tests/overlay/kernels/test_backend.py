@@ -7,7 +7,7 @@ import pytest
 
 from vllm.overlay.kernels import backend
 
-OPS = ["gated_delta_rule", "causal_conv1d", "moe", "paged_attention", "norms", "rope", "sampling"]
+OPS = ["gated_delta_rule", "causal_conv1d", "int8_weights", "moe", "paged_attention", "norms", "rope", "sampling"]
 VARIABLE = "VLLM_OVERLAY_KERNELS_NORMS"
 
 
