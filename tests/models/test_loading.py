@@ -165,7 +165,9 @@ def resident():
 
 def test_memory_is_the_model_and_one_shard(tmp_path):
     count, size = 6, 16 * MB
-    write_shards(tmp_path, {f"t{index}": torch.full((4, size // 16), float(index)) for index in range(count)}, count, {})
+    tensors = {f"t{index}": torch.full((4, size // 16), float(index)) for index in range(count)}
+    write_shards(tmp_path, tensors, count, {})
+    del tensors
     places = [torch.zeros(4, size // 16) for _ in range(count)]
     seen = []
 
@@ -254,17 +256,17 @@ def holder(folder, name):
     (lambda f: shard(f).write_bytes(b"<html>Not found, try later</html>"), "is no safetensors file: 33 bytes"),
     (spoil_header, "model-00002-of-00003.safetensors has a damaged header"),
     (lambda f: shard(f).unlink(), "names 3 shards, of which 1 are missing: model-00002-of-00003.safetensors; fetch"),
-    (lambda f: edit_index(f, lambda m: m.update({NORM: "other.safetensors"})), "names 4 shards, of which 1 are missing: "
-                                                                              "other.safetensors"),
+    (lambda f: edit_index(f, lambda m: m.update({NORM: "other.safetensors"})),
+     "names 4 shards, of which 1 are missing: other.safetensors"),
     (lambda f: edit_index(f, lambda m: m.update({"x": "model-00001-of-00003.safetensors"})),
      f"{INDEX} says that x is in model-00001-of-00003.safetensors, which does not hold it"),
     (lambda f: (f / INDEX).write_text("{"), "is no index of a checkpoint"),
     (lambda f: (f / INDEX).write_text("[]"), "is no index of a checkpoint"),
     (lambda f: [edit_shard(f, lambda t: t.update({NORM: torch.ones(64)}), number) for number in range(3)],
      f"checkpoint tensor {NORM} is both in model-00001-of-00003.safetensors and in model-00002-of-00003.safetensors"),
-    (lambda f: edit_shard(f, lambda t: t.update({DOWN: torch.ones(4, 64, 32, dtype=torch.int8)}), holder(f, DOWN)),
-     f"checkpoint tensor {DOWN} is int8, the model needs a float of 16 bits or more; a quantised checkpoint must say so"),
-    (lambda f: edit_shard(f, lambda t: t.update({DOWN: torch.ones(4, 64, 32).to(torch.float8_e4m3fn)}), holder(f, DOWN)),
+    (lambda f: edit_shard(f, lambda t: t.update({DOWN: t[DOWN].to(torch.int8)}), holder(f, DOWN)),
+     f"checkpoint tensor {DOWN} is int8, the model needs a float of 16 bits or more; a quantised checkpoint must say"),
+    (lambda f: edit_shard(f, lambda t: t.update({DOWN: t[DOWN].to(torch.float8_e4m3fn)}), holder(f, DOWN)),
      f"checkpoint tensor {DOWN} is float8_e4m3fn, the model needs a float of 16 bits"),
     (lambda f: edit_shard(f, lambda t: t.update({DOWN: torch.ones(4, 64, 16)}), holder(f, DOWN)),
      rf"checkpoint tensor {DOWN} has shape \(4, 64, 16\), the model needs \(4, 64, 32\)"),
@@ -310,3 +312,21 @@ def test_other_models_get_whole_tensors(engine, sharded):
         assert isinstance(found, kind) and isinstance(found, Shards) is asks
     name, tensor = next(iter(found))
     assert isinstance(tensor, torch.Tensor) and name
+
+
+def test_a_quantised_checkpoint_goes_through_stocks_loaders():
+    """Whole tensors; a joined one is cut in the proportion of its matrices, packed along the output or not."""
+
+    class Packed(stock.UnquantizedLinearMethod):
+        pass
+
+    given = []
+    layer = stock.MergedColumnParallelLinear(12, [8, 16, 8], bias=False)
+    layer.quant_method = Packed()
+    # A stock parameter takes no second loader.
+    del layer.weight.weight_loader
+    layer.weight.weight_loader = lambda param, tensor, *shard: given.append((tensor.tolist(), *shard))
+    tensor = torch.arange(4)[:, None]
+    load_checkpoint([("x.weight", tensor[:1])], linear("x", layer, 8, 12, 2), {}, ())
+    load_checkpoint([("y.weight", tensor[:3])], linear("y", layer, 24, 12, 0, 1), {}, ())
+    assert given == [([[0]], 2), ([[0]], 0), ([[1], [2]], 1)]

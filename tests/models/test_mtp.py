@@ -1,4 +1,4 @@
-"""The multi-token-prediction head: against a written-out float32 reference, in the published names, asked for or not."""
+"""The multi-token-prediction head: against a written-out float32 reference; in the published names; where absent."""
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -91,7 +91,8 @@ def made(body, tmp_path, monkeypatch):
 
     def make(kind, head, asked="1", layers=1, **fields):
         monkeypatch.setenv("VLLM_OVERLAY_MTP", asked)
-        config = {**(four_rank_config() if kind == "moe" else dense_config()), "mtp_num_hidden_layers": layers, **fields}
+        config = four_rank_config() if kind == "moe" else dense_config()
+        config.update(mtp_num_hidden_layers=layers, **fields)
         write_shards(tmp_path, {**body[kind], **head}, 2, config)
         return make_engine(tmp_path, dtype="float32")
 
@@ -209,9 +210,10 @@ def test_a_swapped_half_or_a_shifted_position_would_be_seen(made, body):
 def test_further_tokens_go_round_the_layers(made, body):
     head = head_tensors(DENSE, layers=2)
     model = model_of(made("dense", head, layers=2))
+    embedding = body["dense"]["model.embed_tokens.weight"]
     hidden, following = torch.randn(5, HIDDEN), torch.randint(0, 131, (5, ))
     for step in range(4):
-        right = written_out(head, body["dense"]["model.embed_tokens.weight"], hidden, following, torch.arange(5), step % 2)
+        right = written_out(head, embedding, hidden, following, torch.arange(5), step % 2)
         found = predict(model, hidden, following, [5], step)
         assert (found - right).abs().max() < 1e-4, step
 

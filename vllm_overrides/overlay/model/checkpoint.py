@@ -201,9 +201,9 @@ def vocabulary(name: str, layer: VocabParallelEmbedding) -> Wanted:
 
 
 class _Share(NamedTuple):
-    """Rows of one checkpoint matrix that this rank holds: `count` from `first` on, of `size`."""
+    """Rows of one checkpoint matrix that this rank holds: `rows` from `first` on, of `size`."""
     first: int
-    count: int
+    rows: int
     size: int
 
 
@@ -212,14 +212,9 @@ def _shares(layer: torch.nn.Module) -> dict[object, _Share]:
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
     if isinstance(layer, QKVParallelLinear):
         # Where there are fewer KV heads than ranks, several ranks hold the same one.
-        found = {}
-        for shard, local, total, place in (("q", layer.num_heads, layer.total_num_heads, rank),
-                                           ("k", layer.num_kv_heads, layer.total_num_kv_heads,
-                                            rank // layer.num_kv_head_replicas),
-                                           ("v", layer.num_kv_heads, layer.total_num_kv_heads,
-                                            rank // layer.num_kv_head_replicas)):
-            found[shard] = _Share(place * local * layer.head_size, local * layer.head_size, total * layer.head_size)
-        return found
+        queries, keys = layer.num_heads * layer.head_size, layer.num_kv_heads * layer.head_size
+        key = _Share(rank // layer.num_kv_head_replicas * keys, keys, layer.total_num_kv_heads * layer.head_size)
+        return {"q": _Share(rank * queries, queries, layer.total_num_heads * layer.head_size), "k": key, "v": key}
     if isinstance(layer, ColumnParallelLinear):
         sizes = layer.output_sizes if isinstance(layer, MergedColumnParallelLinear) else [layer.output_size]
         return {shard: _Share(rank * (size // ranks), size // ranks, size) for shard, size in enumerate(sizes)}
@@ -238,12 +233,12 @@ def linear(name: str, layer: torch.nn.Module, output_size: int, input_size: int,
     if not _is_ours(layer):
         return _left_to_stock(name, layer, [(one, shares[one].size) for one in shard])
     found, cuts, rows = [], [], []
-    start = {one: sum(share.count for share in list(shares.values())[:place]) for place, one in enumerate(shares)}
+    start = {one: sum(share.rows for share in list(shares.values())[:place]) for place, one in enumerate(shares)}
     first = 0
     for one in shard or tuple(shares):
         share = shares[one]
-        cuts.append(slice(first + share.first, first + share.first + share.count))
-        rows.append(slice(start[one], start[one] + share.count))
+        cuts.append(slice(first + share.first, first + share.first + share.rows))
+        rows.append(slice(start[one], start[one] + share.rows))
         first += share.size
     columns: Cut = WHOLE
     if isinstance(layer, RowParallelLinear):

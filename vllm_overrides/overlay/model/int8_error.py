@@ -27,8 +27,8 @@ TOKENS = 16
 
 class Error(NamedTuple):
     """Sums over a group: elements, squares of weights, of their errors, of products, of their errors."""
-    elements: int = 0
-    rows: int = 0
+    elements: float = 0
+    rows: float = 0
     weights: float = 0.0
     weight_errors: float = 0.0
     products: float = 0.0
