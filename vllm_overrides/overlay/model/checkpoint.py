@@ -19,7 +19,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.overlay.kernels.int8_weights import quantise_into
-from vllm.overlay.model.shards import CheckpointError, Cut, Shards
+from vllm.overlay.model.shards import CheckpointError, Cut, Shards, StoredTensor
 
 logger = init_logger(__name__)
 
@@ -45,6 +45,10 @@ class Wanted(NamedTuple):
     parts: tuple["Wanted", ...] = ()
     cuts: tuple[Cut, ...] = (WHOLE, )
 
+    def take(self, tensor: torch.Tensor | StoredTensor) -> None:
+        """Reads the pieces that this rank needs out of the whole tensor, and loads them."""
+        self.load(*[_piece(tensor, cut) for cut in self.cuts])
+
 
 def load_checkpoint(weights: Shards | Weights, wanted: Iterable[Wanted], skipped: dict[str, str],
                     aliases: Sequence[tuple[str, str]], optional: Sequence[str] = ()) -> set[str]:
@@ -69,7 +73,7 @@ def load_checkpoint(weights: Shards | Weights, wanted: Iterable[Wanted], skipped
         for name, tensor in weights:
             want = matching.take(name, tuple(tensor.shape), tensor.dtype)
             if want is not None:
-                want.load(*[tensor[cut] if cut else tensor for cut in want.cuts])
+                want.take(tensor)
         return matching.finish(optional)
     entries = {name: want for name, header in weights.headers.items()
                if (want := matching.take(name, header.shape, header.dtype)) is not None}
@@ -77,13 +81,17 @@ def load_checkpoint(weights: Shards | Weights, wanted: Iterable[Wanted], skipped
     started = time.monotonic()
     first = get_tensor_model_parallel_rank() == 0
     for name, stored in weights.read(entries.__contains__, show=first):
-        entries[name].load(*[stored[cut] for cut in entries[name].cuts])
+        entries[name].take(stored)
     if first:
         took = time.monotonic() - started
         logger.info("Loaded weights in %.1f s: %.3f of the checkpoint's %.3f GB read (%.2f GB/s); beside the weights "
                     "at most one shard was in memory, %.3f GB", took, weights.bytes_read / 1e9,
                     weights.bytes_total / 1e9, weights.bytes_read / 1e9 / max(took, 1e-3), weights.largest / 1e9)
     return absent
+
+
+def _piece(tensor: torch.Tensor | StoredTensor, cut: Cut) -> torch.Tensor:
+    return tensor if isinstance(tensor, torch.Tensor) and not cut else tensor[cut]
 
 
 class _Matching:
