@@ -21,7 +21,7 @@ from tests.models.shapes import (
 from tests.models.test_parity import TOLERANCE, TYPICAL, compare
 from vllm.model_executor.layers import linear
 from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
-from vllm.overlay.model import vision
+from vllm.overlay.model import checkpoint, vision
 from vllm.overlay.model.vision import VisionTower, activation_bytes, batches
 from vllm.overlay.pictures.picture import Picture, digest_of
 from vllm.transformers_utils.configs.qwen3_5 import Qwen3_5VisionConfig
@@ -58,7 +58,7 @@ def checkpoint_of(made, seed=0):
 def fill(made, seed):
     tensors = checkpoint_of(made, seed)
     for want in made.wanted("visual"):
-        want.load(tensors[want.name])
+        want.take(tensors[want.name])
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ class Ranks:
     def __init__(self, count, monkeypatch):
         self.count, self._local, self._parts = count, threading.local(), [None] * count
         self._barrier = threading.Barrier(count, timeout=60)
-        for module in (linear, vision):
+        for module in (linear, vision, checkpoint):
             for name, value in (("get_tensor_model_parallel_world_size", lambda: count),
                                 ("get_tensor_model_parallel_rank", lambda: self._local.rank),
                                 ("tensor_model_parallel_all_reduce", self._sum)):

@@ -13,6 +13,7 @@ import torch
 from vllm.overlay.kernels import (
     causal_conv1d,
     gated_delta_rule,
+    int8_weights,
     moe,
     norms,
     paged_attention,
@@ -211,6 +212,29 @@ def _experts(tokens: int, count: int, top_k: int, hidden: int, inner: int,
     return build
 
 
+def _int8_matrix(rows: int, columns: int, with_bias: bool) -> Callable[[torch.Generator, torch.dtype], Inputs]:
+
+    def build(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
+        weight, scale = int8_weights.quantise(torch.randn(rows, columns, generator=gen) * columns**-0.5)
+        return {"x": _normal(gen, dtype, 9, columns), "weight": weight, "scale": scale,
+                "bias": _normal(gen, dtype, rows) if with_bias else None}
+
+    return build
+
+
+def _int8_experts(tokens: int, count: int, top_k: int, hidden: int, inner: int,
+                  only: int) -> Callable[[torch.Generator, torch.dtype], Inputs]:
+    plain = _experts(tokens, count, top_k, hidden, inner, only)
+
+    def build(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
+        inputs = plain(gen, dtype)
+        for weight, scale in (("w13", "s13"), ("w2", "s2")):
+            inputs[weight], inputs[scale] = int8_weights.quantise(inputs[weight])
+        return inputs
+
+    return build
+
+
 def _run_route(module: ModuleType, inputs: Inputs) -> Outputs:
     weights, ids = module.route(**inputs)
     return {"weights": weights, "ids": ids}
@@ -295,6 +319,14 @@ def all_cases() -> list[Case]:
         Case("moe", "prefill, experts without tokens", moe.backends, _experts(50, 11, 3, 48, 20, 7),
              _one("experts", "y"), {"y": ROUNDED}),
         Case("moe", "decode", moe.backends, _experts(3, 16, 4, 96, 40, 16), _one("experts", "y"), {"y": ROUNDED}),
+        Case("int8_weights", "several tiles, bias", int8_weights.backends, _int8_matrix(600, 1000, True),
+             _one("int8_linear", "y"), {"y": ROUNDED}),
+        Case("int8_weights", "one odd tile", int8_weights.backends, _int8_matrix(7, 33, False),
+             _one("int8_linear", "y"), {"y": ROUNDED}),
+        Case("int8_weights", "prefill, experts without tokens", int8_weights.backends,
+             _int8_experts(50, 11, 3, 48, 20, 7), _one("int8_experts", "y"), {"y": ROUNDED}),
+        Case("int8_weights", "decode", int8_weights.backends, _int8_experts(3, 16, 4, 96, 40, 16),
+             _one("int8_experts", "y"), {"y": ROUNDED}),
         Case("paged_attention", "write", paged_attention.backends, _write, _run_write,
              {"key_cache": EXACT, "value_cache": EXACT}),
         Case("paged_attention", "mixed rows, head size 256", paged_attention.backends,

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.overlay.kernels.int8_weights import quantise_into
-from vllm.overlay.model.shards import CheckpointError, Cut, Shards
+from vllm.overlay.model.shards import CheckpointError, Cut, Shards, StoredTensor
 
 logger = init_logger(__name__)
 
@@ -45,6 +45,10 @@ class Wanted(NamedTuple):
     parts: tuple["Wanted", ...] = ()
     cuts: tuple[Cut, ...] = (WHOLE, )
 
+    def take(self, tensor: torch.Tensor | StoredTensor) -> None:
+        """Reads the pieces that this rank needs out of the whole tensor, and loads them."""
+        self.load(*[_piece(tensor, cut) for cut in self.cuts])
+
 
 def load_checkpoint(weights: Shards | Weights, wanted: Iterable[Wanted], skipped: dict[str, str],
                     aliases: Sequence[tuple[str, str]], optional: Sequence[str] = ()) -> set[str]:
@@ -69,7 +73,7 @@ def load_checkpoint(weights: Shards | Weights, wanted: Iterable[Wanted], skipped
         for name, tensor in weights:
             want = matching.take(name, tuple(tensor.shape), tensor.dtype)
             if want is not None:
-                want.load(*[tensor[cut] if cut else tensor for cut in want.cuts])
+                want.take(tensor)
         return matching.finish(optional)
     entries = {name: want for name, header in weights.headers.items()
                if (want := matching.take(name, header.shape, header.dtype)) is not None}
@@ -77,13 +81,17 @@ def load_checkpoint(weights: Shards | Weights, wanted: Iterable[Wanted], skipped
     started = time.monotonic()
     first = get_tensor_model_parallel_rank() == 0
     for name, stored in weights.read(entries.__contains__, show=first):
-        entries[name].load(*[stored[cut] for cut in entries[name].cuts])
+        entries[name].take(stored)
     if first:
         took = time.monotonic() - started
         logger.info("Loaded weights in %.1f s: %.3f of the checkpoint's %.3f GB read (%.2f GB/s); beside the weights "
                     "at most one shard was in memory, %.3f GB", took, weights.bytes_read / 1e9,
                     weights.bytes_total / 1e9, weights.bytes_read / 1e9 / max(took, 1e-3), weights.largest / 1e9)
     return absent
+
+
+def _piece(tensor: torch.Tensor | StoredTensor, cut: Cut) -> torch.Tensor:
+    return tensor if isinstance(tensor, torch.Tensor) and not cut else tensor[cut]
 
 
 class _Matching:
@@ -201,9 +209,9 @@ def vocabulary(name: str, layer: VocabParallelEmbedding) -> Wanted:
 
 
 class _Share(NamedTuple):
-    """Rows of one checkpoint matrix that this rank holds: `count` from `first` on, of `size`."""
+    """Rows of one checkpoint matrix that this rank holds: `rows` from `first` on, of `size`."""
     first: int
-    count: int
+    rows: int
     size: int
 
 
@@ -212,14 +220,9 @@ def _shares(layer: torch.nn.Module) -> dict[object, _Share]:
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
     if isinstance(layer, QKVParallelLinear):
         # Where there are fewer KV heads than ranks, several ranks hold the same one.
-        found = {}
-        for shard, local, total, place in (("q", layer.num_heads, layer.total_num_heads, rank),
-                                           ("k", layer.num_kv_heads, layer.total_num_kv_heads,
-                                            rank // layer.num_kv_head_replicas),
-                                           ("v", layer.num_kv_heads, layer.total_num_kv_heads,
-                                            rank // layer.num_kv_head_replicas)):
-            found[shard] = _Share(place * local * layer.head_size, local * layer.head_size, total * layer.head_size)
-        return found
+        queries, keys = layer.num_heads * layer.head_size, layer.num_kv_heads * layer.head_size
+        key = _Share(rank // layer.num_kv_head_replicas * keys, keys, layer.total_num_kv_heads * layer.head_size)
+        return {"q": _Share(rank * queries, queries, layer.total_num_heads * layer.head_size), "k": key, "v": key}
     if isinstance(layer, ColumnParallelLinear):
         sizes = layer.output_sizes if isinstance(layer, MergedColumnParallelLinear) else [layer.output_size]
         return {shard: _Share(rank * (size // ranks), size // ranks, size) for shard, size in enumerate(sizes)}
@@ -238,12 +241,12 @@ def linear(name: str, layer: torch.nn.Module, output_size: int, input_size: int,
     if not _is_ours(layer):
         return _left_to_stock(name, layer, [(one, shares[one].size) for one in shard])
     found, cuts, rows = [], [], []
-    start = {one: sum(share.count for share in list(shares.values())[:place]) for place, one in enumerate(shares)}
+    start = {one: sum(share.rows for share in list(shares.values())[:place]) for place, one in enumerate(shares)}
     first = 0
     for one in shard or tuple(shares):
         share = shares[one]
-        cuts.append(slice(first + share.first, first + share.first + share.count))
-        rows.append(slice(start[one], start[one] + share.count))
+        cuts.append(slice(first + share.first, first + share.first + share.rows))
+        rows.append(slice(start[one], start[one] + share.rows))
         first += share.size
     columns: Cut = WHOLE
     if isinstance(layer, RowParallelLinear):

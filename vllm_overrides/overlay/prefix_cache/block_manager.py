@@ -128,8 +128,8 @@ class ComputedBlockManager(BlockSpaceManagerV2):
 
 
 def is_hashed(seq_group: SequenceGroup) -> bool:
-    """Returns whether equal hash ids mean equal KV: no LoRA, no prompt adapter, no pictures of stock's multimodal models
-    (those of ours are in the hash ids)."""
+    """Returns whether equal hash ids mean equal KV: no LoRA, no prompt adapter, no pictures of stock's multimodal
+    models (those of ours are in the hash ids)."""
     return not (seq_group.lora_request or seq_group.prompt_adapter_request or seq_group.multi_modal_data)
 
 

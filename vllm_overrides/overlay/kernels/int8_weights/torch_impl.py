@@ -1,4 +1,4 @@
-"""Products with int8 weights in PyTorch: weights go back to the activations' dtype in tiles, then a plain product."""
+"""Products with int8 weights in PyTorch: tiles of them in the activations' dtype, then a plain product."""
 from typing import cast
 
 import torch
@@ -15,12 +15,15 @@ def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias
     """See the package's `int8_linear`."""
     rows, columns = weight.shape
     step = max(1, (_TILE_CPU if x.device.type == "cpu" else _TILE) // max(1, columns))
-    if rows <= step:
-        return F.linear(x, restored(weight, scale, x.dtype), bias)
     out = x.new_empty(*x.shape[:-1], rows)
     for at in range(0, rows, step):
         tile = slice(at, min(at + step, rows))
-        out[..., tile] = F.linear(x, restored(weight[tile], scale[tile], x.dtype), None if bias is None else bias[tile])
+        if x.dtype == torch.float16:
+            # Sums of products with integers leave its range.
+            y = F.linear(x, restored(weight[tile], scale[tile], x.dtype)).float()
+        else:
+            y = F.linear(x, weight[tile].to(x.dtype)).float().mul_(scale[tile])
+        out[..., tile] = y if bias is None else y.add_(bias[tile])
     return out
 
 
@@ -32,8 +35,7 @@ def int8_experts(x: torch.Tensor, w13: torch.Tensor, s13: torch.Tensor, w2: torc
 
 
 def restored(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """int8 [..., N, K] and float32 [..., N] -> [..., N, K] of `dtype`, rounded once. The scale comes in before the
-    product, because sums of integers would leave float16's range."""
+    """int8 [..., N, K] and float32 [..., N] -> [..., N, K] of `dtype`, rounded once."""
     return (weight * scale.unsqueeze(-1)).to(dtype)
 
 
