@@ -24,6 +24,7 @@ from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.overlay.attention import choice
 from vllm.overlay.kernels.norms import backends
 from vllm.overlay.runtime import announced, startup_check
+from vllm.overlay.runtime.phases import Phases
 from vllm.overlay.serving import engine_client, server
 from vllm.overlay.serving.errors import StartError, one_line
 from vllm.overlay.serving.service import Service
@@ -196,7 +197,7 @@ async def start_failure(model, *extra: str) -> str:
     """Why a server over this folder does not start; nothing of it reaches an engine."""
     args = arguments("--model", str(model), "--dtype", "float32", *extra)
     with server.bind("127.0.0.1", 0) as sock, pytest.raises(StartError) as caught:
-        await server._serve(args, sock, {}, "")
+        await server._serve(args, sock, {}, "", Phases(0.0))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -14,8 +14,8 @@ from vllm.overlay.plan.engine import MTP_ASKED, largest_picture
 from vllm.overlay.plan.memory import FIXED, PlanError, Wish, plan, refusal, settle
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
 
-_UNITS = {"": 1, "b": 1, **{f"{letter}ib": 1 << power for letter, power in (("k", 10), ("m", 20), ("g", 30), ("t", 40))},
-          **{f"{letter}b": 10**power for letter, power in (("k", 3), ("m", 6), ("g", 9), ("t", 12))}}
+_UNITS = {"": 1, "b": 1, **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+          **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}}
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32")}
 
 

@@ -14,6 +14,7 @@ GIB, MIB = 1 << 30, 1 << 20
 # On a card beside all that is counted: context, communicators, handles of libraries, fragments. What the predecessor's
 # starts leave unexplained (docs/memory.md). On a CPU: threads and arenas.
 FIXED = {"cuda": 2_000_000_000, "cpu": GIB // 4}
+_PARTS_SHOWN = 5
 # Steps in which settings are proposed.
 _TOKENS_STEP, _UTILIZATION_STEP, _MOST_UTILIZATION = 256, 0.01, 0.98
 
@@ -102,21 +103,20 @@ class MemoryPlan(NamedTuple):
         """The plan in a few lines."""
         wish = self.wish
         largest = sorted(self.parts, key=lambda part: -part.total)
-        parts = ", ".join(f"{part.name} {part.total / GIB:.2f}" for part in largest[:5])
-        whole = sum(part.whole for part in self.parts)
+        parts = ", ".join(f"{part.name} {shown(part.total)}" for part in largest[:_PARTS_SHOWN])
         if not self.parts:
             parts = "as given"
-        elif len(largest) > 5:
-            parts += f", others {sum(part.total for part in largest[5:]) / GIB:.2f}"
+        elif len(largest) > _PARTS_SHOWN:
+            parts += f", others {shown(sum(part.total for part in largest[_PARTS_SHOWN:]))}"
+        if self.parts and wish.ranks > 1:
+            parts += f"; every rank holds {shown(sum(part.whole for part in self.parts))} of it"
         pictures = "no pictures"
         if wish.patches:
-            pictures = (f"{self.held / GIB:.2f} for embeddings of pictures; a picture of {wish.patches} patches is "
-                        f"computed in {self.tower / GIB:.2f}")
-        if self.parts and wish.ranks > 1:
-            parts += f"; {whole / GIB:.2f} of it on every rank"
+            pictures = (f"a picture of {wish.patches} patches, before it, {shown(self.tower)}; embeddings of pictures "
+                        f"{shown(self.held)}")
         rows = [("weights", self.weights, parts),
-                ("states", self.states, f"{wish.max_num_seqs} sequences of {self.slot / MIB:.1f} MiB; checkpoints: none"),
-                ("workspace", self.workspace, f"{wish.max_num_batched_tokens} tokens per step take {self.step / GIB:.2f} "
+                ("states", self.states, f"{wish.max_num_seqs} sequences of {shown(self.slot)}; checkpoints: none"),
+                ("workspace", self.workspace, f"a step of {wish.max_num_batched_tokens} tokens {shown(self.step)} "
                                               f"({self.peak}); {pictures}"),
                 ("fixed", self.fixed, "contexts, libraries, fragments"),
                 ("KV cache", self.kv, f"{self.capacity} tokens of {self.kv_token} bytes, "
@@ -124,7 +124,7 @@ class MemoryPlan(NamedTuple):
         whose = f" of each of {wish.ranks} ranks" if wish.ranks > 1 else ""
         lines = [f"Memory plan{whose}, {str(wish.dtype)[6:]}"
                  f"{f', {wish.quantization}' if wish.quantization else ''}: {_origin(wish)}"]
-        return "\n".join(lines + [f"  {name:10}{size / GIB:8.2f} GiB  {what}" for name, size, what in rows])
+        return "\n".join(lines + [f"  {name:10}{shown(size):>11}  {what}" for name, size, what in rows])
 
     def numbers(self) -> dict[str, Any]:
         """The plan for programs, in bytes."""
@@ -136,6 +136,11 @@ class MemoryPlan(NamedTuple):
                 "kv": self.kv, "capacity": self.capacity, "max_model_len": wish.max_model_len,
                 "max_num_seqs": wish.max_num_seqs, "max_num_batched_tokens": wish.max_num_batched_tokens,
                 "fits": self.fits}
+
+
+def shown(size: int) -> str:
+    """Bytes for people: "16.18 GiB", "15.4 MiB"."""
+    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB // 10 else f"{size / MIB:.1f} MiB"
 
 
 def plan(wish: Wish) -> MemoryPlan:
@@ -191,12 +196,12 @@ def refusal(found: MemoryPlan) -> str:
     """Why a plan does not fit, and what would, in one line."""
     wish = found.wish
     settings = advice(wish)
-    what = f"{' or '.join(settings)}" if settings else (
+    what = " or ".join(settings) or (
         "no single setting suffices: give more memory, more ranks (--tensor-parallel-size), or lower several")
-    return (f"too little memory for one sequence of max_model_len {wish.max_model_len}: of {_origin(wish)}, weights take "
-            f"{found.weights / GIB:.2f}, {wish.max_num_seqs} states {found.states / GIB:.2f}, steps of "
-            f"{wish.max_num_batched_tokens} tokens {found.workspace / GIB:.2f} and what is fixed "
-            f"{found.fixed / GIB:.2f} GiB, which leaves {found.capacity} tokens of KV cache: {what}")
+    return (f"too little memory for one sequence of max_model_len {wish.max_model_len}: of {_origin(wish)}, weights "
+            f"take {shown(found.weights)}, {wish.max_num_seqs} states {shown(found.states)}, steps of "
+            f"{wish.max_num_batched_tokens} tokens {shown(found.workspace)} and what is fixed {shown(found.fixed)}, "
+            f"which leaves {found.capacity} tokens of KV cache: {what}")
 
 
 def advice(wish: Wish) -> list[str]:
@@ -245,9 +250,8 @@ def _has_tower(config: Any) -> bool:
 
 
 def _origin(wish: Wish) -> str:
-    budget = f"{wish.budget / GIB:.2f} GiB"
     if wish.free is not None and wish.free < int(wish.memory * wish.utilization):
-        return f"{budget} that nothing else has taken of {wish.memory / GIB:.2f} GiB"
+        return f"{shown(wish.budget)} that nothing else has taken of {shown(wish.memory)}"
     if wish.utilization == 1.0:
-        return f"{budget} of memory"
-    return f"{budget} ({wish.utilization:g} of {wish.memory / GIB:.2f} GiB)"
+        return f"{shown(wish.budget)} of memory"
+    return f"{shown(wish.budget)} ({wish.utilization:g} of {shown(wish.memory)})"

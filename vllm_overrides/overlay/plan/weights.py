@@ -48,8 +48,8 @@ def weight_parts(config: Any, ranks: int, dtype: torch.dtype, quantization: str 
     parts.append(Part("norms", 0, (2 * sizes.layers + 1) * sizes.hidden * sizes.item))
     if pictures and getattr(config, "vision_config", None) is not None:
         parts.append(_vision(config.vision_config, ranks, sizes))
-    if mtp and getattr(text, "mtp_num_hidden_layers", 0):
-        count = text.mtp_num_hidden_layers
+    count = getattr(text, "mtp_num_hidden_layers", 0) if mtp else 0
+    if count:
         inside = [layers.attention("", count), *layers.mlp("", count)]
         own = (2 * sizes.hidden**2 + (3 + 2 * count) * sizes.hidden) * sizes.item
         parts.append(Part("multi-token prediction", sum(part.split for part in inside),

@@ -13,7 +13,7 @@ from vllm.overlay.kernels.gated_delta_rule import CHUNK
 from vllm.overlay.kernels.gated_delta_rule import torch_impl as delta
 from vllm.overlay.kernels.int8_weights import torch_impl as int8_impl
 from vllm.overlay.kernels.paged_attention import torch_impl as paged
-from vllm.overlay.model.vision import activation_bytes
+from vllm.overlay.model.vision import BATCH_PATCHES, activation_bytes
 from vllm.overlay.plan.sizes import Sizes
 
 
@@ -38,16 +38,20 @@ def decoder_bytes(sizes: Sizes, step: Step) -> int:
 
 
 def picture_bytes(vision: Any, sizes: Sizes, patches: int, step: Step, dtype: torch.dtype) -> tuple[int, int]:
-    """What pictures take: (while the largest is computed, embeddings that may be held beside a step).
+    """Returns what pictures take: (while the largest, or a batch of them, is computed; embeddings that may be held
+    beside a step).
 
     Args:
         vision: the tower's configuration. patches: of the largest picture.
     """
     if not patches:
         return 0, 0
+    # Small pictures are computed together.
+    begun = step.tokens * vision.spatial_merge_size**2
+    together = max(patches, min(BATCH_PATCHES, begun + patches))
     # All pictures that begin inside the step and the one that goes on after it.
     held = (step.tokens + patches // vision.spatial_merge_size**2) * sizes.hidden * sizes.item
-    return activation_bytes(vision, sizes.hidden, patches, dtype, sizes.ranks, step.device_type), held
+    return activation_bytes(vision, sizes.hidden, together, dtype, sizes.ranks, step.device_type), held
 
 
 class _Decoder:
@@ -170,9 +174,11 @@ class _Decoder:
         }
 
     def _per_drawn(self) -> int:
-        """Bytes per sequence that gets a token: its logits, gathered; in float32; sorted with ids; probabilities."""
+        """Bytes per sequence that gets a token: its logits, those of all ranks joined, their copy in float32, and what
+        sorting a whole row takes beside them."""
         sizes = self.sizes
-        return sizes.vocab * (sizes.item * (1 if sizes.ranks == 1 else 2) + 4 + 4 + 8 + 4 * 4)
+        logits = sizes.item * (1 if sizes.ranks == 1 else 2) + 4 * self.copied
+        return sizes.vocab * (logits + 20)
 
 
 def _restored(sizes: Sizes, step: Step) -> int:

@@ -82,11 +82,10 @@ def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_n
 
     Args:
         block_bytes: bytes of one block of `block_size` tokens over all layers of this rank.
-        reserve: bytes that the forward pass needs beside the cache.
+        reserve: bytes that the forward pass of one rank needs beside its cache.
         ranks: workers that share the machine's memory.
         asked_gib: VLLM_CPU_KVCACHE_SPACE, per rank; 0 = choose: room for one longest sequence at least, up to 4 GiB,
-        but no more than
-            four longest sequences or all that can run at once.
+            but no more than four longest sequences or all that can run at once.
 
     Raises:
         ValueError: one longest sequence does not fit; the message says what would.
@@ -99,7 +98,7 @@ def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_n
                 f"VLLM_CPU_KVCACHE_SPACE={asked_gib} (GiB) holds {blocks * block_size} tokens, max_model_len is "
                 f"{max_model_len}: set it to {-(-needed * block_bytes // GIB)} or lower --max-model-len")
         return blocks
-    free = (available_memory() - reserve) // ranks
+    free = available_memory() // ranks - reserve
     fitting = max(0, free) // block_bytes
     if fitting < needed:
         raise ValueError(f"too little memory: the KV cache of one sequence of max_model_len {max_model_len} takes "

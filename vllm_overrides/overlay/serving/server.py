@@ -22,6 +22,7 @@ from vllm.logger import init_logger
 from vllm.overlay.kernels.backend import choose_all
 from vllm.overlay.model import generation_defaults
 from vllm.overlay.runtime.announced import announced
+from vllm.overlay.runtime.phases import Phases, process_began
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.errors import StartError, one_line
@@ -60,6 +61,8 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
     more."""
     from vllm.overlay.runtime.startup_check import check_deployed
 
+    phases = Phases(process_began())
+    phases.end("imports")
     deployed = check_deployed()
     main_task = asyncio.current_task()
     assert main_task is not None
@@ -69,7 +72,7 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
     try:
         check_args(args)
         with contextlib.closing(bind(args.host, args.port)) as sock:
-            await _serve(args, sock, uvicorn_options, deployed)
+            await _serve(args, sock, uvicorn_options, deployed, phases)
     except StartError as error:
         give_up(str(error))
     except asyncio.CancelledError:
@@ -136,7 +139,8 @@ def start_line(deployed: str, choices: dict[str, str]) -> str:
     return f"vllm overlay: {deployed}; back ends: " + ", ".join(f"{what} {name}" for what, name in choices.items())
 
 
-async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str, Any], deployed: str) -> None:
+async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str, Any], deployed: str,
+                 phases: Phases) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.engine.multiprocessing.client import MQLLMEngineClient
 
@@ -146,6 +150,9 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
         config = await loop.run_in_executor(None, engine_args.create_engine_config)
         tokenizer = await loop.run_in_executor(None, load_tokenizer, config.model_config)
         requests = settings(args, config)
+        if requests.pictures is not None:
+            # The memory plan reserves what the largest picture takes.
+            config.model_config.picture_pixels = requests.pictures.max_pixels
     except Exception as error:
         raise StartError(f"cannot serve {args.model}: {one_line(error)}") from error
     lacking = missing_tokens(tokenizer.get_vocab(), args.reasoning_parser, args.tool_call_parser)
@@ -154,12 +161,16 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
                          "or --tool-call-parser needs")
     choices = back_ends(config)
     print(start_line(deployed, choices), flush=True)
+    phases.end("configuration")
     alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
     start = engine_client.in_process if alone else engine_client.in_own_process
     with announced(choices):
         async with start(engine_args, config) as engine:
+            phases.end("engine")
             service = Service(engine.client, tokenizer, requests)
             await _while_alive(engine, warm_up(service))
+            phases.end("first token")
+            logger.info("Started in %s", phases.line())
             await _listen(args, sock, engine, service, config.model_config, uvicorn_options)
 
 
