@@ -140,6 +140,7 @@ def test_the_command_line(capsys, tmp_path):
     assert (status, error.splitlines()[-1][:42]) == (2, "plan: tensor parallel size 3 does not divi"), error
     for wrong, words in ((["--tp", "0"], "--tp must be at least 1, got 0"),
                          (["--gpu-memory-utilization", "1.5"], "above 0 and at most 1, got 1.5"),
+                         (["--kv-layers", "some"], "--kv-layers must be a number or 'all', got 'some'"),
                          (["--memory", "lots"], "'lots' is no size such as 31.72GiB"),
                          (["--config", str(tmp_path)], "No such file")):
         status, error = run(capsys, *wrong)

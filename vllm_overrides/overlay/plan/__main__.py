@@ -91,6 +91,8 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
     model = SimpleNamespace(model=str(folder), hf_config=config, max_model_len=context, picture_pixels=pixels,
                             max_pictures=0 if pixels == 0 else None)
     kv_layers = text.num_hidden_layers if arguments.kv_layers == "all" else arguments.kv_layers
+    if kv_layers is not None and not str(kv_layers).isdigit():
+        raise ValueError(f"--kv-layers must be a number or 'all', got {kv_layers!r}")
     return Wish(config=config, dtype=dtype or torch.bfloat16, memory=arguments.memory, max_model_len=context,
                 max_num_seqs=arguments.max_num_seqs, max_num_batched_tokens=arguments.max_num_batched_tokens,
                 ranks=arguments.tp, block_size=arguments.block_size, device_type=arguments.device,

@@ -220,7 +220,8 @@ def advice(wish: Wish) -> list[str]:
     capacity = plan(wish).capacity
     if capacity:
         found.append(f"lower --max-model-len to {capacity}")
-    if wish.device_type != "cpu" and wish.free is None or (wish.free or 0) > wish.memory * wish.utilization:
+    taken = wish.free is not None and wish.free <= wish.memory * wish.utilization
+    if wish.device_type != "cpu" and not taken:
         steps = round(_MOST_UTILIZATION / _UTILIZATION_STEP)
         first = math.floor(wish.utilization / _UTILIZATION_STEP + 1e-9) + 1
         enough = next((step for step in range(first, steps + 1) if fits(utilization=step * _UTILIZATION_STEP)), None)

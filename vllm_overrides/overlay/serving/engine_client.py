@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import glob
+import logging
 import os
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.overlay.engine import ranks
+from vllm.overlay.plan.memory import PlanError
 from vllm.overlay.serving.errors import StartError, one_line
 
 logger = init_logger(__name__)
@@ -64,7 +66,7 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
     except KeyboardInterrupt:
         raise SystemExit(0) from None
     except Exception as error:
-        logger.exception("the engine could not start")
+        _log_failure(error)
         report.send(one_line(error))
         raise SystemExit(1) from None
     engine.on_stuck = end_at_once
@@ -74,6 +76,12 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
     if failure is not None:
         report.send(one_line(failure))
     raise SystemExit(1)
+
+
+def _log_failure(error: Exception) -> None:
+    """Where it happened; not of a refused memory plan, whose one line says all there is."""
+    level = logging.DEBUG if isinstance(error, PlanError) else logging.ERROR
+    logger.log(level, "the engine could not start", exc_info=error)
 
 
 def _interrupt(*_: Any) -> None:
@@ -113,7 +121,7 @@ async def in_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engi
     try:
         engine.client = building.result()
     except Exception as error:
-        logger.exception("the engine could not start")
+        _log_failure(error)
         raise StartError(one_line(error)) from error
     watching = asyncio.ensure_future(_watch(engine))
     try:
