@@ -20,6 +20,11 @@ class GroupCoordinator(_stock.GroupCoordinator):
     def _all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor | None:
         if not input_.is_cpu:
             return super()._all_reduce_in_place(input_)
+        if input_.dtype == torch.bfloat16:
+            # torch 2.1's gloo cannot sum it.
+            total = input_.float()
+            torch.distributed.all_reduce(total, group=self.device_group)
+            return input_.copy_(total)
         torch.distributed.all_reduce(input_, group=self.device_group)
         return input_
 
