@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.multiprocessing import IPC_DATA_EXT, RPCStartupResponse
-from vllm.overlay.serving import engine_client
+from vllm.engine.multiprocessing import IPC_DATA_EXT, RPCStartupResponse, client
+from vllm.overlay.serving import engine_client, patient_client
 from vllm.overlay.serving.errors import StartError
 from vllm.sampling_params import SamplingParams
 
@@ -74,6 +74,19 @@ async def test_an_engine_that_lives_but_is_given_up():
     await asyncio.wait_for(watching, 5)
     assert engine.failed.result() == "no heartbeat"
     assert str(waiting.get_nowait()) == "the engine is gone: no heartbeat"
+
+
+async def test_an_engine_that_is_silent_for_a_while_is_not_given_up(config, monkeypatch):
+    """As during a native call that keeps the interpreter's lock; a step may take VLLM_ENGINE_ITERATION_TIMEOUT_S."""
+    monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
+    monkeypatch.setattr(client, "VLLM_RPC_TIMEOUT", 100)
+    async with engine_client.in_own_process(*config) as engine:
+        await asyncio.sleep(0.5)
+        assert not engine.client.errored and not engine.failed.done()
+    monkeypatch.setattr(patient_client, "_GRACE_S", 0)
+    monkeypatch.setenv("VLLM_ENGINE_ITERATION_TIMEOUT_S", "1")
+    async with engine_client.in_own_process(*config) as engine:
+        assert "No heartbeat" in await asyncio.wait_for(asyncio.shield(engine.failed), 10)
 
 
 @pytest.mark.parametrize("trust_remote_code", [False, True])
