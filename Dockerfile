@@ -5,11 +5,18 @@ FROM harbor.4pd.io/modelhubxc/enginex-iluvatar/bi100-3.2.3-x86-ubuntu20.04-py3.1
 WORKDIR /workspace
 COPY . /workspace
 
-# Inline, because a script with CRLF could not say so. grep ends with 1 when it finds nothing, which is what is wanted here.
-RUN crlf=$(LC_ALL=C grep -rlI --exclude-dir=.git "$(printf '\r')\$" /workspace) || [ $? = 1 ] || exit 2; \
+# Where the vendor's packages lie, ahead of whatever the image itself has on the path: so this build, the server and every process of it
+# take the same vLLM, also where the image sets its path in a shell's profile, which neither of them reads.
+ENV PYTHONPATH=/usr/local/corex/lib64/python3/dist-packages${PYTHONPATH:+:${PYTHONPATH}}
+
+# Inline, because a script with CRLF could not say so. Only what is ours is looked at: the image may have files of its own in /workspace.
+# grep ends with 1 when it finds nothing, which is what is wanted here.
+RUN crlf=$(LC_ALL=C grep -rlI "$(printf '\r')\$" Dockerfile computility-run.yaml chat_template_multi_system.jinja patch_ops.sh patches vllm_overrides) \
+        || [ $? = 1 ] || exit 2; \
     if [ -n "$crlf" ]; then \
         echo "refused: CRLF line endings in $(echo "$crlf" | wc -l) files:" $(echo "$crlf" | sort | head -n 10)": take a fresh git clone, in which .gitattributes keeps LF" >&2; exit 2; \
     fi
 
 # Called through bash, because execute bits can get lost on the way here. Applies, then verifies by hashes and by a search for the markers.
-RUN bash ./patch_ops.sh
+# --first: should the image have a second vLLM further down the path, it is named and left alone; nothing would ever import it.
+RUN bash ./patch_ops.sh --first

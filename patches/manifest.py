@@ -633,6 +633,7 @@ SERVING: tuple[Overlay, ...] = (
         target="overlay/serving/",
         symbols=("engine/multiprocessing/client.py:MQLLMEngineClient.generate",
                  "engine/multiprocessing/client.py:MQLLMEngineClient.setup",
+                 "engine/multiprocessing/client.py:MQLLMEngineClient.run_heartbeat_loop",
                  "engine/multiprocessing/client.py:MQLLMEngineClient._process_request",
                  "engine/multiprocessing/engine.py:MQLLMEngine.from_engine_args",
                  "engine/multiprocessing/engine.py:MQLLMEngine.start", "sampling_params.py:SamplingParams",

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str], layout: Layout | None = None, pins_file: Path
         options = _options(arguments)
         if options.command in REPOSITORY_COMMANDS:
             return _on_repository(options, layout, pins_file)
-        return _on_tree(options.command, _Commands(find_tree(options.root), layout, pins_file))
+        return _on_tree(options.command, _Commands(find_tree(options.root, options.first), layout, pins_file))
     except Refused as no:
         for reason in no.reasons:
             _complain(reason)
@@ -62,6 +62,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="patch_ops.sh", description="Lays the overlay over the installed vLLM.")
     parser.add_argument(
         "--root", metavar="DIR", help="the vllm folder, instead of the one that the interpreter would import"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="of several vllm trees, take the one that the interpreter would import"
     )
     commands = (*TREE_COMMANDS, *REPOSITORY_COMMANDS, DEFAULT)
     parser.add_argument("command", nargs="?", choices=commands, default=DEFAULT)

@@ -10,12 +10,13 @@ from pathlib import Path
 from patches.engine.errors import Refused
 
 
-def find_tree(root: str | None = None) -> Path:
+def find_tree(root: str | None = None, first: bool = False) -> Path:
     """The folder of the ``vllm`` package, symbolic links resolved.
 
-    root: that folder itself, when the caller knows better than the search path. Raises Refused when there is none, or
-    when the search path holds two different ones: which of them a server would run depends on its own search path, so
-    guessing is unsafe.
+    root: that folder itself, when the caller knows better than the search path. first: of several trees, take the one
+    that ``import vllm`` would take here, and name the others; for callers who know that the server has the same search
+    path. Raises Refused when there is none, or when, without first, the search path holds two different ones: which of
+    them a server would run depends on its own search path, so guessing is unsafe.
     """
     if root is not None:
         tree = Path(root).resolve()
@@ -27,10 +28,15 @@ def find_tree(root: str | None = None) -> Path:
         raise Refused(
             f"no vllm on the search path of {sys.executable}: install it, or choose the interpreter with PYTHON="
         )
+    if first:
+        taken, *others = trees.values()
+        for name in others:
+            print(f"warning: {name} is another vllm tree on the search path and is left alone: {taken} comes first")
+        return next(iter(trees))
     if len(trees) > 1:
         raise Refused(
             f"two different vllm trees on the search path, {' and '.join(trees.values())}: "
-            "take one away, or say which with --root"
+            "take one away, or say which with --root, or --first for the one that this interpreter would import"
         )
     return next(iter(trees))
 

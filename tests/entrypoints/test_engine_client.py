@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import tempfile
 import time
 from multiprocessing import Pipe, active_children
 from pathlib import Path
@@ -20,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.multiprocessing import IPC_DATA_EXT, RPCStartupResponse
-from vllm.overlay.serving import engine_client
+from vllm.engine.multiprocessing import IPC_DATA_EXT, RPCStartupResponse, client
+from vllm.overlay.serving import engine_client, patient_client
 from vllm.overlay.serving.errors import StartError
 from vllm.sampling_params import SamplingParams
 
@@ -75,6 +76,19 @@ async def test_an_engine_that_lives_but_is_given_up():
     assert str(waiting.get_nowait()) == "the engine is gone: no heartbeat"
 
 
+async def test_an_engine_that_is_silent_for_a_while_is_not_given_up(config, monkeypatch):
+    """As during a native call that keeps the interpreter's lock; a step may take VLLM_ENGINE_ITERATION_TIMEOUT_S."""
+    monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
+    monkeypatch.setattr(client, "VLLM_RPC_TIMEOUT", 100)
+    async with engine_client.in_own_process(*config) as engine:
+        await asyncio.sleep(0.5)
+        assert not engine.client.errored and not engine.failed.done()
+    monkeypatch.setattr(patient_client, "_GRACE_S", 0)
+    monkeypatch.setenv("VLLM_ENGINE_ITERATION_TIMEOUT_S", "1")
+    async with engine_client.in_own_process(*config) as engine:
+        assert "No heartbeat" in await asyncio.wait_for(asyncio.shield(engine.failed), 10)
+
+
 @pytest.mark.parametrize("trust_remote_code", [False, True])
 async def test_the_engine_gets_the_servers_configuration(trust_remote_code, monkeypatch):
     """But not where unpickling it would need the checkpoint's own code."""
@@ -97,13 +111,15 @@ async def test_the_engine_gets_the_servers_configuration(trust_remote_code, monk
 async def test_nothing_is_left_behind(config, monkeypatch):
     monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    before = set(glob.glob("/tmp/*_socket"))
-    async with engine_client.in_own_process(*config) as engine:
-        pid, metrics = active_children()[0].pid, os.environ["PROMETHEUS_MULTIPROC_DIR"]
-        assert set(glob.glob("/tmp/*_socket")) > before
+    # Other servers of this machine have their sockets in /tmp; pytest's own folders are too long for a socket's name.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
+        async with engine_client.in_own_process(*config) as engine:
+            pid, metrics = active_children()[0].pid, os.environ["PROMETHEUS_MULTIPROC_DIR"]
+            assert glob.glob(f"{folder}/*_socket")
+        assert not os.listdir(folder), "the sockets"
     assert not Path(f"/proc/{pid}").exists(), "the process"
     assert not engine.failed.done(), "a wanted end is no failure"
-    assert set(glob.glob("/tmp/*_socket")) == before, "the sockets"
     assert not Path(metrics).exists() and "PROMETHEUS_MULTIPROC_DIR" not in os.environ, "the metrics"
 
 

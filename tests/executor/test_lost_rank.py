@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -41,8 +40,16 @@ def alive(pid):
 
 
 def children(pid):
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], text=True, stdout=subprocess.PIPE).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if "resource_tracker" not in line]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue    # It has ended.
+        if parent == pid and b"resource_tracker" not in command:
+            found.append(int(folder.name))
+    return found
 
 
 def until(what, seconds, why):

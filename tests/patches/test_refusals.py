@@ -103,7 +103,9 @@ def test_edit_that_does_not_fit(world: World, old: str, new: str, message: str) 
     assert f"config.py: FOREIGN: patches/edits/config.py.patch {message}" in world.refused()
 
 
-def test_two_trees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_trees(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = copy_tree(world.tree, world.repository / "other" / "vllm").parent
     monkeypatch.setattr(sys, "path", [str(world.tree.parent), str(other)])
     with pytest.raises(
@@ -111,6 +113,9 @@ def test_two_trees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         find_tree()
     assert find_tree(str(other / "vllm")) == other / "vllm"
+    assert find_tree(first=True) == world.tree
+    (warning,) = capsys.readouterr().out.splitlines()
+    assert warning.startswith(f"warning: {other / 'vllm'} is another vllm tree on the search path and is left alone: ")
 
 
 def test_links_to_one_tree_are_one_tree(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -200,6 +201,17 @@ def build(image: Image, context: Path) -> None:
         image.ran.append(step)
 
 
+def _expanded(value: str, environment: dict[str, str]) -> str:
+    """Docker's two forms: ``${NAME}``, and ``${NAME:+text}`` for the text where NAME is set and not empty."""
+
+    def given(match: re.Match[str]) -> str:
+        name, text = match.groups()
+        known = environment.get(name, "")
+        return known if text is None else _expanded(text, environment) if known else ""
+
+    return re.sub(r"\$\{(\w+)(?::\+((?:[^{}]|\$\{\w+\})*))?\}", given, value)
+
+
 def _do(image: Image, context: Path, step: Instruction) -> None:
     if step.name == "FROM":
         if step.rest != BASE or image.ran:
@@ -207,9 +219,11 @@ def _do(image: Image, context: Path, step: Instruction) -> None:
     elif step.name == "ARG":
         image.arguments |= step.pairs()
     elif step.name == "ENV":
-        if overwritten := sorted(step.pairs().keys() & ENVIRONMENT.keys()):
-            raise ValueError(f"ENV {', '.join(overwritten)}: what the base image has set would be lost")
-        image.environment |= step.pairs()
+        values = {name: _expanded(value, image.environment) for name, value in step.pairs().items()}
+        for name, value in values.items():
+            if not value.endswith(image.environment.get(name, "")):
+                raise ValueError(f"ENV {name}: what the base image has set would be lost")
+        image.environment |= values
     elif step.name == "WORKDIR":
         image.folder = step.rest
         (image.root / step.rest.lstrip("/")).mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,8 @@ def test_every_file_has_its_line_endings_settled() -> None:
 
 def git(*command: str, text: str = "") -> str:
     return subprocess.run(
-        ["git", *command], cwd=REPOSITORY, input=text, capture_output=True, text=True, check=True
+        ["git", "-c", "safe.directory=*", *command],
+        cwd=REPOSITORY, input=text, capture_output=True, text=True, check=True
     ).stdout
 
 

@@ -20,15 +20,22 @@ class GroupCoordinator(_stock.GroupCoordinator):
     def _all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor | None:
         if not input_.is_cpu:
             return super()._all_reduce_in_place(input_)
-        torch.distributed.all_reduce(input_, group=self.device_group)
-        return input_
+        known = _known_to_gloo(input_)
+        torch.distributed.all_reduce(known, group=self.device_group)
+        return input_ if known is input_ else input_.copy_(known)
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
         if not input_.is_cpu:
             return super().gather(input_, dst, dim)
         # torch 2.1's gloo writes the parts from a thread of its own, which may not write to inference tensors.
         with torch.inference_mode(False):
-            return super().gather(input_, dst, dim)
+            gathered = super().gather(_known_to_gloo(input_), dst, dim)
+        return gathered if gathered is None else gathered.to(input_.dtype)
+
+
+def _known_to_gloo(tensor: torch.Tensor) -> torch.Tensor:
+    """Itself, or in float32 what torch 2.1's gloo refuses."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 # The functions that make groups are stock's and name the class.

@@ -51,7 +51,9 @@ class _KnowsItsRanks:
         """Whether every rank waits for the next step, so that one which raised in the first rank is over for all."""
         monitor = self.worker_monitor  # type: ignore[attr-defined]
         runner = self.driver_worker.model_runner  # type: ignore[attr-defined]
-        return not runner.exchanging and (monitor is None or monitor.loss(0) is None)
+        # Stock's other runners, of poolers and encoders, do not tell.
+        exchanging = getattr(runner, "exchanging", True)
+        return not exchanging and (monitor is None or monitor.loss(0) is None)
 
     @contextmanager
     def _naming_lost_rank(self) -> Iterator[None]:

@@ -2,8 +2,6 @@
 device."""
 from typing import Any
 
-import torch
-
 from vllm.logger import init_logger
 from vllm.overlay.hybrid.plan import is_hybrid
 
@@ -34,8 +32,7 @@ def apply(arguments: Any, model_config: Any) -> None:
     if is_hybrid(model_config.hf_config) and not model_config.enforce_eager:
         # A captured graph replays fixed addresses: no slot, no row start of a later step would reach the model.
         model_config.enforce_eager = True
-        if torch.cuda.is_available():
-            logger.info("CUDA graphs are off: this model has recurrent state, which moves from slot to slot.")
+        logger.info("CUDA graphs are off: this model has recurrent state, which moves from slot to slot.")
     if arguments.preemption_mode == "swap":
         logger.warning("--preemption-mode swap is ignored: preempted sequences are always recomputed.")
     # Nothing is ever swapped, so no memory is set aside for it.

@@ -5,7 +5,8 @@ names; it is imported only when chosen. A module that depends on compiled code o
 `unavailable() -> Optional[str]`: the reason why it cannot run here, or None.
 
 A server asks `unavailable` too, before the engine's process exists, and must not hold a device. So the import of a back
-end and `unavailable` may look for files and modules, read the environment, and ask `torch.cuda.is_available()`; they
+end and `unavailable` may look for files and modules, read the environment, and ask
+`vllm.utils.cuda_device_count_stateless()` (asking `torch.cuda` keeps every process forked later from the device); they
 may not open a library that opens the device, make a tensor on it, or ask for its properties. What only the device can
 tell is told by the worker, as an error: it must choose what the server announced.
 """

@@ -10,8 +10,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
@@ -130,18 +130,35 @@ async def in_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engi
         watching.cancel()
 
 
+@contextmanager
+def metrics_folder() -> Iterator[None]:
+    """PROMETHEUS_MULTIPROC_DIR, where it is not set: a folder into which server and engine both count. It has to be
+    known before either imports prometheus_client, which looks for it once."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+
+
 @asynccontextmanager
 async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
     """The engine in a process of its own. Raises StartError with the engine's own reason when it does not come up."""
-    from vllm.engine.multiprocessing.client import MQLLMEngineClient
+    with metrics_folder():
+        async with _engine_process(engine_args, engine_config) as engine:
+            yield engine
+
+
+@asynccontextmanager
+async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
+    from vllm.overlay.serving.patient_client import PatientClient
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils import get_open_zmq_ipc_path
 
-    # Both processes count into files of this folder; it has to be known before either imports prometheus_client.
-    metrics = None
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        metrics = tempfile.TemporaryDirectory(prefix="vllm-metrics-")
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics.name
     ipc_path = get_open_zmq_ipc_path()
     context = get_context("spawn")
     reports, report = context.Pipe(duplex=False)
@@ -155,7 +172,7 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
     ended = asyncio.ensure_future(_wait(process))
     client = watching = None
     try:
-        client = MQLLMEngineClient(ipc_path, engine_config)
+        client = PatientClient(ipc_path, engine_config)
         await _connect(client, ended)
         if ended.done():
             raise StartError(_reason(reports, process))
@@ -184,9 +201,6 @@ async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[
         for left in glob.glob(f"{ipc_path.removeprefix('ipc://')}_*"):
             os.unlink(left)
         _forget_metrics(process.pid)
-        if metrics is not None:
-            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
-            metrics.cleanup()
 
 
 def _fail(engine: Engine, reason: str) -> None:

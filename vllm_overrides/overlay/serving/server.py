@@ -53,7 +53,10 @@ def main() -> None:
         validate_parsed_serve_args(args)
     except (ValueError, TypeError, OSError) as error:
         give_up(one_line(error))
-    uvloop.run(run_server(args))
+    # The check of the tree imports every module that we changed, prometheus_client among what they import.
+    alone = args.disable_frontend_multiprocessing
+    with contextlib.nullcontext() if alone else engine_client.metrics_folder():
+        uvloop.run(run_server(args))
 
 
 async def run_server(args: Namespace, **uvicorn_options: Any) -> None:

@@ -270,11 +270,11 @@ def test_linear_in_the_length():
         best = float("inf")
         for _ in range(3):
             machine = parser(True)
-            start = time.perf_counter()
+            start = time.thread_time()
             for piece, token in tokens(text, set(range(0, len(text), 7))):
                 machine.feed(piece, token)
             machine.finish(False)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     small, large = seconds(250), seconds(5000)
