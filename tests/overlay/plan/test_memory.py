@@ -1,5 +1,6 @@
 """What fits, by the predecessor's records, by the submitted settings, and on the command line."""
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -150,3 +151,12 @@ def test_the_command_line(capsys, tmp_path):
     assert status == 2 and "model_type must be one of qwen3_5," in error, error
     (tmp_path / "config.json").write_text('{"model_type')
     assert run(capsys, "--config", str(tmp_path))[0] == 2
+
+
+def test_a_refused_plan_is_logged_without_its_traceback(monkeypatch):
+    from vllm.overlay.serving import engine_client
+    levels = []
+    monkeypatch.setattr(engine_client.logger, "log", lambda level, *_, **__: levels.append(level))
+    engine_client._log_failure(PlanError("too little memory"))
+    engine_client._log_failure(ValueError("a fault"))
+    assert levels == [logging.DEBUG, logging.ERROR]
