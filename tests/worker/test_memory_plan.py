@@ -118,6 +118,29 @@ print("RESULT", json.dumps({"steps": steps, "blocks": llm.llm_engine.cache_confi
 """
 
 
+@pytest.mark.parametrize(("at_start", "expected"), [(32, 16), (12, 7)], ids=["alone", "beside another process"])
+def test_the_cache_is_no_larger_than_what_is_free(monkeypatch, at_start, expected):
+    """In GiB: a card of 32, of which 20.8 may be taken (at_start 12: another process holds 20); weights take 4, a step
+    nothing but what is kept for fragments."""
+    from types import SimpleNamespace
+
+    from vllm.overlay.plan.memory import GIB
+    from vllm.overlay.runtime.phases import Phases
+    from vllm.worker.worker import _FRAGMENT_BYTES, Worker
+
+    worker = Worker.__new__(Worker)
+    worker.plan = SimpleNamespace(step=0, tower=0, held=0)
+    worker.cache_config = SimpleNamespace(gpu_memory_utilization=0.65)
+    worker.init_gpu_memory, worker.rank, worker.phases = at_start * GIB, 1, Phases(0.0)
+    monkeypatch.setattr(worker, "_extrapolated", lambda: 0)
+    monkeypatch.setattr(worker, "get_cache_block_size_bytes", lambda: GIB)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: ((at_start - 4) * GIB, 32 * GIB))
+    left = int(32 * GIB * 0.65) - 4 * GIB - _FRAGMENT_BYTES
+    blocks, _ = worker.determine_num_available_blocks()
+    assert blocks == expected == min(left, (at_start - 4) * GIB - _FRAGMENT_BYTES) // GIB, (blocks, expected)
+
+
 def test_two_short_steps_on_a_card(checkpoint, tmp_path):
     """Stock's own worker, on a card made of the CPU: 16,384 tokens per step, of which 1,024 and 2,048 are computed."""
     done = subprocess.run([sys.executable, "-c", CARD, ROOT, checkpoint], capture_output=True, text=True)

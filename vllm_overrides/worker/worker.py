@@ -67,7 +67,8 @@ class Worker(_stock.Worker):
         workspace = max(step, self.plan.tower) + self.plan.held
         reserve = int(workspace * (1 + _FRAGMENTS)) + _FRAGMENT_BYTES
         budget = int(total * self.cache_config.gpu_memory_utilization)
-        left = budget - (self.init_gpu_memory - free) - reserve
+        # What another process holds was gone before the start: the share is not all there for the taking.
+        left = min(budget - (self.init_gpu_memory - free), free) - reserve
         if self.rank == 0:
             plan_engine.compare(self.plan, left, workspace, budget)
         self.phases.end("profile")
