@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.pictures import CHANNELS, MERGE, PATCH, PLACEHOLDER, SETTINGS, picture, pictured
-from vllm.overlay.pictures.hashing import first_hash_id
+from vllm.overlay.pictures.hashing import first_hash_id, hash_ids
 from vllm.overlay.pictures.picture import Picture, PictureSettings, digest_of
 from vllm.overlay.pictures.prompt_pictures import read_pictures
 
@@ -91,6 +91,24 @@ def test_hash_ids():
         for end in range(start, 12):
             assert found.hash_ids(tokens, start, end) == one[start:end]
     assert found.hash_ids(tokens + [PLACEHOLDER], 11, 12) == [PLACEHOLDER], "a generated one is only a token"
+
+
+def test_a_block_looks_at_its_own_pictures_only():
+    class Watched(list):
+        looks = 0
+
+        def __getitem__(self, place):
+            Watched.looks += 1
+            return super().__getitem__(place)
+
+    spans = Watched((80 * i + 5, 80 * i + 69, first_hash_id(bytes([i % 256, i // 256]) * 16)) for i in range(4000))
+    tokens = list(range(80 * 4000))
+    whole = hash_ids(tokens, list(spans), 0, len(tokens))
+    assert [whole[80 * i + 5:80 * i + 69] for i in (0, 1, 3999)] == [list(range(spans[i][2], spans[i][2] + 64))
+                                                                      for i in (0, 1, 3999)]
+    Watched.looks = 0
+    assert [one for at in range(0, len(tokens), 16) for one in hash_ids(tokens, spans, at, at + 16)] == whole
+    assert Watched.looks < len(tokens), f"{Watched.looks} looks at spans for {len(tokens) // 16} blocks"
 
 
 def test_every_hash_id_fits_into_a_word_and_hashes_to_itself():
