@@ -101,6 +101,9 @@ def test_a_block_looks_at_its_own_pictures_only():
             Watched.looks += 1
             return super().__getitem__(place)
 
+        def __iter__(self):
+            return (self[place] for place in range(len(self)))
+
     spans = Watched((80 * i + 5, 80 * i + 69, first_hash_id(bytes([i % 256, i // 256]) * 16)) for i in range(4000))
     tokens = list(range(80 * 4000))
     whole = hash_ids(tokens, list(spans), 0, len(tokens))
