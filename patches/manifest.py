@@ -104,7 +104,8 @@ CORE: tuple[Overlay, ...] = (
                  "executor/multiproc_worker_utils.py:ResultFuture.set_result",
                  "executor/multiproc_worker_utils.py:WorkerMonitor.__init__",
                  "executor/multiproc_worker_utils.py:WorkerMonitor.run",
-                 "executor/multiproc_worker_utils.py:WorkerMonitor.close"),
+                 "executor/multiproc_worker_utils.py:WorkerMonitor.close",
+                 "executor/multiproc_worker_utils.py:Result", "executor/multiproc_worker_utils.py:_set_future_result"),
         reason="What the engine does around a step: several samples of one prompt, seeds that survive preemption, a failed step, "
                "logits that are not finite.",
         upstream="Not for upstream: vLLM V1 does the same in its own engine.",

@@ -156,6 +156,33 @@ class TestMonitor:
         assert workers[0].execute_method("answer").get() == 1 and not told
 
 
+def test_a_rank_that_is_killed_while_it_writes(monkeypatch):
+    """It keeps the lock of the queue. Whoever waits is told all the same, and the engine's process can end."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    monkeypatch.setattr(ranks, "_READ_S", 0.2)
+
+    def engine():
+        results = ResultHandler()
+        worker = ranks.RankProcess(results, partial(Obedient, rank=1))
+        monitor = ranks.RankMonitor([worker], results)
+        results.start()
+        assert worker.execute_method("answer").get() == 1
+        waiting = worker.execute_method("sleep")
+        results.result_queue._wlock.acquire()
+        monitor.close()
+        with pytest.raises(ChildProcessError):
+            waiting.get()
+        assert results.is_alive(), "it reads on"
+
+    process = multiprocessing.get_context("fork").Process(target=engine)
+    process.start()
+    process.join(20)
+    hangs = process.is_alive()
+    process.kill()
+    assert not hangs, "the process waits at its end"
+    assert process.exitcode == 0
+
+
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_a_rank_ends_with_its_engine(thread, tmp_path, monkeypatch):
     """Killed, the engine cannot end anybody. Started by the main thread even a stopped rank ends."""

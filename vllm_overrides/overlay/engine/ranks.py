@@ -28,6 +28,8 @@ logger = init_logger(__name__)
 _GRACE_S = 5.0
 # A rank that died is seen at once; what the first rank raises because of it may be faster still.
 _SEEN_S = 0.5
+# For results that came before a rank was killed; see `_tell_who_waits`.
+_READ_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 _on_loss: Callable[[str], None] | None = None
@@ -166,8 +168,26 @@ class RankMonitor(_stock.WorkerMonitor):
             worker.process.kill()
         for worker in self.workers:
             worker.process.join(_stock.JOIN_TIMEOUT_S)
-        # Whoever waits for a result of theirs is told that there will be none.
-        self.result_handler.close()
+        self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        """Whoever waits for a result of the killed ranks is told that there will be none.
+
+        A rank that was killed while it wrote to the queue of results keeps its lock, or leaves half a message there:
+        then neither the thread that would write to it for us nor the one that reads it ever comes back, and an
+        interpreter that exits would wait for the first.
+        """
+        handler = self.result_handler
+        handler.result_queue.cancel_join_thread()
+        for worker in self.workers:
+            worker._task_queue.cancel_join_thread()
+        handler.close()
+        if handler.is_alive():
+            handler.join(_READ_S)
+        if handler.is_alive():
+            gone = ChildProcessError("worker died")
+            for task_id, future in list(handler.tasks.items()):
+                _stock._set_future_result(future, _stock.Result(task_id=task_id, exception=gone))
 
 
 def _state(pid: int | None) -> str:
