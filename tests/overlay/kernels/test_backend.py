@@ -12,7 +12,8 @@ import torch
 from vllm.overlay.kernels import backend
 from vllm.overlay.runtime.announced import announced
 
-OPS = ["gated_delta_rule", "causal_conv1d", "int8_weights", "moe", "paged_attention", "norms", "rope", "sampling"]
+OPS = ["gated_delta_rule", "causal_conv1d", "int8_weights", "moe", "paged_attention", "norms", "rope", "sampling",
+       "vision_attention"]
 VARIABLE = "VLLM_OVERLAY_KERNELS_NORMS"
 
 
