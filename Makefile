@@ -47,7 +47,7 @@ overlay: env
 
 demo: .cache/demo/config.json
 
-.cache/demo/config.json: worklogs/make_demo_checkpoint.py worklogs/make_tokenizer.py chat_template_multi_system.jinja | env
+.cache/demo/config.json: worklogs/make_demo_checkpoint.py worklogs/random_checkpoint.py worklogs/make_tokenizer.py chat_template_multi_system.jinja | env
 	@rm -rf .cache/demo .cache/demo-tokenizer && mkdir -p .cache
 	@$(PYTHON) worklogs/make_tokenizer.py .cache/demo-tokenizer
 	@$(PYTHON) worklogs/make_demo_checkpoint.py .cache/demo --tokenizer .cache/demo-tokenizer
