@@ -9,7 +9,7 @@ import torch
 
 from vllm.overlay.kernels.rope import RotaryTable
 from vllm.overlay.pictures.orders import StepPictures
-from vllm.overlay.pictures.positions import PictureLayout, mrope_positions, position_delta
+from vllm.overlay.pictures.positions import PictureLayout
 
 MERGE = 2
 # Pictures as (offset, (h, w)): none; at the start; wide and high with text between; side by side; one token.
@@ -42,13 +42,12 @@ def test_every_cut(pictures):
             found = layout.positions(start, end)
             assert found.dtype == torch.long and found.shape == (3, end - start)
             assert torch.equal(found, whole[:, start:end]), (pictures, start, end)
-    assert position_delta(pictures, MERGE) == layout.delta == int(whole[0, -1]) - (LENGTH - 1)
-    assert torch.equal(mrope_positions(pictures, MERGE, 7, 40), whole[:, 7:40])
+    assert layout.delta == int(whole[0, -1]) - (LENGTH - 1)
 
 
 def test_merge_of_three():
     pictures = [(2, (9, 6)), (20, (3, 12))]
-    assert torch.equal(mrope_positions(pictures, 3, 0, 40), written_out(pictures, 3, 40))
+    assert torch.equal(PictureLayout(pictures, 3).positions(0, 40), written_out(pictures, 3, 40))
 
 
 PROGRAM = """
@@ -93,9 +92,10 @@ def test_against_transformers():
                           capture_output=True, env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     for layout, (positions, delta) in zip(layouts, json.loads(done.stdout), strict=True):
-        found = mrope_positions(layout, MERGE, 0, LENGTH)
+        made = PictureLayout(layout, MERGE)
+        found = made.positions(0, LENGTH)
         assert torch.equal(found, torch.tensor(positions)), (layout, found, positions)
-        assert position_delta(layout, MERGE) == delta, layout
+        assert made.delta == delta, layout
 
 
 def test_positions_of_a_step():

@@ -7,7 +7,6 @@ Kautz, Hatamizadeh, arXiv 2412.06464.
 
 Throughout, T is the number of tokens of the step, and sizes with "local" in their name are this tensor-parallel rank's.
 """
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -54,6 +53,7 @@ from vllm.overlay.model.checkpoint import (
     split,
     vocabulary,
 )
+from vllm.overlay.model.mtp_switch import MTP_ASKED, mtp_is_asked
 from vllm.overlay.model.shards import Shards
 from vllm.overlay.model.vision import VisionTower
 from vllm.overlay.pictures.picture_step import get_picture_step
@@ -63,7 +63,6 @@ from vllm.transformers_utils.configs.qwen3_5 import FULL_ATTENTION, LINEAR_ATTEN
 logger = init_logger(__name__)
 
 MTP_PREFIX = "mtp."
-MTP_ASKED = "VLLM_OVERLAY_MTP"
 # Prefixes of the vision tower's tensors: (in some checkpoints, in the published ones).
 VISION_PREFIX = ("visual.", "model.visual.")
 NO_TOWER = "only a ...ForConditionalGeneration architecture with a vision_config takes pictures"
@@ -452,7 +451,7 @@ class Qwen3_5ForCausalLM(nn.Module):
                        if self.takes_pictures and vision is not None else None)
         self.model = Qwen3_5TextModel(self.text_config, cache_config, quant_config, "model")
         self.mtp: nn.Module | None = None
-        if os.environ.get(MTP_ASKED, "0") == "1" and getattr(self.text_config, "mtp_num_hidden_layers", 0):
+        if mtp_is_asked() and getattr(self.text_config, "mtp_num_hidden_layers", 0):
             # It is made of this module's layers.
             from vllm.overlay.model.mtp import MultiTokenPredictor
             self.mtp = MultiTokenPredictor(self.text_config, cache_config, quant_config, "mtp")
@@ -524,7 +523,7 @@ class Qwen3_5ForCausalLM(nn.Module):
     def _why_no_head(self) -> str:
         if not getattr(self.text_config, "mtp_num_hidden_layers", 0):
             return "the configuration has no mtp_num_hidden_layers"
-        if os.environ.get(MTP_ASKED, "0") != "1":
+        if not mtp_is_asked():
             return f"the multi-token-prediction head is not asked for, {MTP_ASKED}=1 loads it"
         return f"the checkpoint has no {MTP_PREFIX}*"
 

@@ -1,6 +1,5 @@
 """What the model reads about the states of the rows that it is running, set around one forward pass."""
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -8,6 +7,7 @@ import torch
 
 from vllm.overlay.hybrid.state_orders import StepOrders
 from vllm.overlay.hybrid.state_pool import StatePool
+from vllm.overlay.runtime.current import Current
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,15 @@ class StateStep:
                    captures=tuple(orders.captures))
 
 
-_current: StateStep | None = None
+_current: Current[StateStep] = Current()
 
 
 def get_state_step() -> StateStep | None:
     """Returns the step that is running; None outside a step and where rows have no state (memory profiling, other
     models)."""
-    return _current
+    return _current.get()
 
 
-@contextmanager
-def set_state_step(step: StateStep | None) -> Iterator[None]:
-    """Makes `step` what `get_state_step` returns while the context lasts. A worker runs one forward pass at a time."""
-    global _current
-    before = _current
-    _current = step
-    try:
-        yield
-    finally:
-        _current = before
+def set_state_step(step: StateStep | None) -> AbstractContextManager[None]:
+    """Makes `step` what `get_state_step` returns while the context lasts."""
+    return _current.set(step)

@@ -1,9 +1,10 @@
 """What the model reads about the pictures of the rows that it is running, set around one forward pass."""
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+
+from vllm.overlay.runtime.current import Current
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,14 @@ class PictureStep:
             embeddings[row:row + rows.shape[0]] = rows
 
 
-_current: PictureStep | None = None
+_current: Current[PictureStep] = Current()
 
 
 def get_picture_step() -> PictureStep | None:
     """Returns the step that is running; None outside a step and where no row is a picture's."""
-    return _current
+    return _current.get()
 
 
-@contextmanager
-def set_picture_step(step: PictureStep | None) -> Iterator[None]:
+def set_picture_step(step: PictureStep | None) -> AbstractContextManager[None]:
     """Makes `step` what `get_picture_step` returns while the context lasts."""
-    global _current
-    before = _current
-    _current = step
-    try:
-        yield
-    finally:
-        _current = before
+    return _current.set(step)

@@ -67,13 +67,3 @@ class PictureLayout:
                 place += until == span.end
             at = until
         return out
-
-
-def mrope_positions(pictures: Sequence[tuple[int, tuple[int, int]]], merge: int, start: int, end: int) -> torch.Tensor:
-    """`PictureLayout(pictures, merge).positions(start, end)`."""
-    return PictureLayout(pictures, merge).positions(start, end)
-
-
-def position_delta(pictures: Sequence[tuple[int, tuple[int, int]]], merge: int) -> int:
-    """`PictureLayout(pictures, merge).delta`."""
-    return PictureLayout(pictures, merge).delta

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from vllm.overlay.model import int8
-from vllm.overlay.plan.engine import MTP_ASKED, largest_picture
+from vllm.overlay.model.mtp_switch import MTP_ASKED
+from vllm.overlay.plan.engine import largest_picture
 from vllm.overlay.plan.memory import FIXED, PlanError, Wish, plan, refusal, settle
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
 

@@ -1,19 +1,17 @@
 """The plan of a running engine: asked by every rank's worker before weights are loaded, the same answer for all."""
-import os
 from typing import Any
 
 import torch
 
 from vllm.logger import init_logger
 from vllm.overlay.model import int8
+from vllm.overlay.model.mtp_switch import mtp_is_asked
 from vllm.overlay.pictures.picture import PictureSettings
 from vllm.overlay.plan.memory import GIB, MemoryPlan, Wish, plan, settle
 from vllm.overlay.serving.pictures.settings import picture_input
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
 
 logger = init_logger(__name__)
-
-MTP_ASKED = "VLLM_OVERLAY_MTP"
 
 
 def wish_of(worker: Any, memory: int, utilization: float, free: int | None) -> Wish | None:
@@ -29,7 +27,7 @@ def wish_of(worker: Any, memory: int, utilization: float, free: int | None) -> W
                 max_num_batched_tokens=scheduler.max_num_batched_tokens,
                 ranks=worker.parallel_config.tensor_parallel_size, block_size=cache.block_size,
                 device_type=worker.device.type if worker.device.type == "cpu" else "cuda",
-                quantization=model.quantization, mtp=os.environ.get(MTP_ASKED, "0") == "1",
+                quantization=model.quantization, mtp=mtp_is_asked(),
                 patches=largest_picture(model))
 
 
