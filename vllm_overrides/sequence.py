@@ -46,10 +46,12 @@ class SequenceGroup(_stock.SequenceGroup):
 class SequenceGroupMetadata(_stock.SequenceGroupMetadata):
     """Stock's metadata.
 
-    state_orders: None for models without recurrent state. step_pictures: on the first group of a step, what the whole
-    step does about pictures; None where that is nothing.
+    state_orders: None for models without recurrent state. state_moves: on the first group of a step, the checkpoints of
+    recurrent state that the step moves to the host, (source slot, target slot, tag). step_pictures: on the first group
+    of a step, what the whole step does about pictures; None where that is nothing.
     """
     state_orders: SequenceOrders | None = None
+    state_moves: tuple[tuple[int, int, int], ...] = ()
     step_pictures: StepPictures | None = None
 
 

@@ -93,8 +93,8 @@ def test_with_slots_exchanged_the_law_breaks(toy, plain, monkeypatch):
     from vllm.overlay.hybrid.state_orders import StepOrders
     collect = StepOrders.collect.__func__
 
-    def exchanged(cls, orders, query_lens, num_prefills):
-        step = collect(cls, orders, query_lens, num_prefills)
+    def exchanged(cls, orders, query_lens, num_prefills, moves):
+        step = collect(cls, orders, query_lens, num_prefills, moves)
         return step._replace(live_slots=step.live_slots[::-1]) if step.inits.count(KEEP) == 2 else step
 
     monkeypatch.setattr(StepOrders, "collect", classmethod(exchanged))
@@ -184,7 +184,7 @@ def test_captures_and_copies_reach_the_model(toy):
     slots, pool, embedding = engine.scheduler[0].slots, runner_of(engine).state_pool, runner_of(
         engine).model.model.embed_tokens
     orders = slots.orders
-    slots.orders = lambda seq_id: orders(seq_id)._replace(captures=((100, 3), ))
+    slots.orders = lambda seq_id: orders(seq_id)._replace(captures=((100, 3, 1), ))
     run(engine, [tokens], greedy(1))
     saved = (pool.conv[:, 3].clone(), pool.recurrent[:, 3, 0, 0].clone())
     empty = (torch.zeros(toy_recurrent.LAYERS, 64, 2), torch.zeros(toy_recurrent.LAYERS, 64))

@@ -84,7 +84,8 @@ class ModelRunner(_stock.ModelRunner):
             orders = [metadata.state_orders for metadata in seq_group_metadata_list]
             if any(order is None for order in orders):
                 raise RuntimeError("a step of a model with recurrent state came without state orders")
-            orders = StepOrders.collect(orders, model_input.query_lens, model_input.attn_metadata.num_prefills)
+            orders = StepOrders.collect(orders, model_input.query_lens, model_input.attn_metadata.num_prefills,
+                                        seq_group_metadata_list[0].state_moves)
             model_input = dataclasses.replace(model_input, state_orders=orders)
         self.exchanging = True
         return model_input

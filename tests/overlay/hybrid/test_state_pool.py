@@ -71,8 +71,8 @@ def test_orders_beyond_the_pool(slots, inits):
 
 def test_a_step():
     pool = numbered_pool()
-    orders = StepOrders.collect([SequenceOrders(2, ZERO, ((64, 4), (70, 5))), SequenceOrders(0)], [70, 1], 1)
-    assert orders == StepOrders([2, 0], [ZERO, KEEP], [(0, 64, 4), (0, 70, 5)], [70, 1], 1)
+    orders = StepOrders.collect([SequenceOrders(2, ZERO, ((64, 4, 7), (70, 5, 8))), SequenceOrders(0)], [70, 1], 1)
+    assert orders == StepOrders([2, 0], [ZERO, KEEP], [0, 0], [(0, 64, 4, 7), (0, 70, 5, 8)], [70, 1], 1, [])
     step = StateStep.begin(pool, orders)
     assert content(pool) == [1, 2, 0, 4, 5, 6]
     assert step.live_slots.tolist() == [2, 0] and step.query_start_loc == [0, 70, 71]
@@ -82,25 +82,37 @@ def test_a_step():
         raise RuntimeError
     assert get_state_step() is None
     with pytest.raises(IndexError, match="capture to state slot 6"):
-        StateStep.begin(pool, orders._replace(captures=[(0, 1, 6)]))
+        StateStep.begin(pool, orders._replace(captures=[(0, 1, 6, 1)]))
 
 
 @pytest.mark.parametrize("orders, lengths, message", [
     ([SequenceOrders(0)], [1, 1], "1 rows in a step of 2"),
     ([SequenceOrders(0), SequenceOrders(0)], [1, 1], "the same slot"),
-    ([SequenceOrders(0, KEEP, ((1, 1), )), SequenceOrders(1)], [1, 1], "the same slot"),
-    ([SequenceOrders(0, KEEP, ((1, 2), (2, 2)))], [3], "the same slot"),
-    ([SequenceOrders(0, KEEP, ((4, 2), ))], [3], "after 4 tokens of row 0, whose piece has 3"),
-    ([SequenceOrders(0, KEEP, ((0, 2), ))], [3], "after 0 tokens"),
+    ([SequenceOrders(0, KEEP, ((1, 1, 7), )), SequenceOrders(1)], [1, 1], "the same slot"),
+    ([SequenceOrders(0, KEEP, ((1, 2, 7), (2, 2, 8)))], [3], "the same slot"),
+    ([SequenceOrders(0, KEEP, ((4, 2, 7), ))], [3], "after 4 tokens of row 0, whose piece has 3"),
+    ([SequenceOrders(0, KEEP, ((0, 2, 7), ))], [3], "after 0 tokens"),
+    ([SequenceOrders(0, 1), SequenceOrders(1)], [1, 1], r"slots \[1\] are of running rows"),
 ])
 def test_orders_that_contradict_each_other(orders, lengths, message):
     with pytest.raises(ValueError, match=message):
         StepOrders.collect(orders, lengths, len(orders))
 
 
+@pytest.mark.parametrize("moves, message", [
+    ([(3, 0, 7)], "the same slot"),
+    ([(3, 2, 7)], "the same slot"),
+    ([(3, 5, 7), (4, 5, 8)], "the same slot"),
+    ([(0, 5, 7)], r"slots \[0\] are of running rows"),
+])
+def test_moves_that_contradict_the_step(moves, message):
+    with pytest.raises(ValueError, match=message):
+        StepOrders.collect([SequenceOrders(0, KEEP, ((1, 2, 9), ))], [1], 1, moves)
+
+
 def test_orders_travel_between_processes():
     import pickle
-    orders = StepOrders.collect([SequenceOrders(2, 4, ((1, 3), ))], [1], 0)
+    orders = StepOrders.collect([SequenceOrders(2, 4, ((1, 3, 9), ), 8)], [1], 0, ((3, 5, 6), ))
     assert pickle.loads(pickle.dumps(orders)) == orders
 
 

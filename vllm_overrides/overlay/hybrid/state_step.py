@@ -32,7 +32,7 @@ class StateStep:
         Raises:
             IndexError: an order names a slot that the pool does not have: scheduler and worker disagree.
         """
-        for _, _, slot in orders.captures:
+        for _, _, slot, _ in orders.captures:
             if not 0 <= slot < pool.num_slots:
                 raise IndexError(f"capture to state slot {slot} in a pool of {pool.num_slots}")
         pool.apply_init(orders.live_slots, orders.inits)
@@ -40,7 +40,7 @@ class StateStep:
                    live_slots=torch.tensor(orders.live_slots, dtype=torch.long, device=pool.recurrent.device),
                    query_start_loc=[0, *accumulate(orders.query_lens)],
                    num_prefills=orders.num_prefills,
-                   captures=tuple(orders.captures))
+                   captures=tuple((row, offset, slot) for row, offset, slot, _ in orders.captures))
 
 
 _current: Current[StateStep] = Current()
