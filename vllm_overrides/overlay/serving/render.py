@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from vllm.overlay.pictures.picture import Picture
+from vllm.overlay.serving.boundaries import Ends, WatchedMessages, shifted, token_places, watched
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.normalise import ChatRequest, Options
@@ -26,7 +28,8 @@ class Prompt:
     """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it
     holds behind a ``<tool_call>`` that it leaves open, None where it opens none. text has one placeholder for a
     picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when they are
-    read."""
+    read. boundaries: how many tokens there are before each end of a message, ascending, none of 0 or of all tokens; of
+    a chat only."""
 
     text: str
     token_ids: list[int]
@@ -34,6 +37,7 @@ class Prompt:
     opened_call: str | None = None
     offsets: tuple[int, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    boundaries: tuple[int, ...] = ()
 
 
 class Renderer:
@@ -77,36 +81,47 @@ class Renderer:
             # Without a grammar a call can be forced only by beginning it in the prompt, where a thought has no place.
             kwargs["enable_thinking"] = bool(request.thinking) and not forced
         secret = Placeholders.secret()
+        ends = Ends()
         messages: Any = request.messages
         # Also where none may be called: another beginning of the prompt would lose every cached prefix.
         tools: Any = list(request.tools.definitions) or None
         try:
             if self._placeholders is not None:
                 messages, tools = self._placeholders.guarded((messages, tools), secret)
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=request.chat_template or self._chat_template,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                tokenize=False,
-                **kwargs,
-            )
+            template = request.chat_template or self._chat_template
+            with watched(self._tokenizer, template, tools, ends):
+                text = self._tokenizer.apply_chat_template(
+                    WatchedMessages(messages, ends),
+                    tools=tools,
+                    chat_template=template,
+                    add_generation_prompt=request.add_generation_prompt,
+                    continue_final_message=request.continue_final_message,
+                    tokenize=False,
+                    **kwargs,
+                )
         except RecursionError:
             raise RequestError("These messages or tools are nested too deeply.", param="messages") from None
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
+        # A text that ends with the message to be continued was cut there.
+        places = [place for place in ends.places if place <= len(text)]
         opened_call = None
         if forced:
             opened_call = f"\n<function={request.tool_choice.name}>\n" if request.tool_choice.name else "\n<function="
             text += CALL + opened_call
-        text = well_formed(text)
-        text, ids = self._tokenised(text, request.options, secret)
+        if (proper := well_formed(text)) != text:
+            places = [len(well_formed(text[:place])) for place in places]
+            text = proper
+        text, ids, places = self._tokenised(text, request.options, secret, places)
         offsets: tuple[int, ...] = ()
         if self._placeholders is not None:
             ids, offsets = self._placeholders.expanded(ids, picture_tokens)
+            places = shifted(places, offsets, picture_tokens)
+        cut = len(ids)
         ids = _truncated(ids, request.options)
-        return Prompt(text, ids, ends_in_thought(text) and not forced, opened_call, offsets)
+        cut -= len(ids)
+        boundaries = tuple(sorted({place - cut for place in places if 0 < place - cut < len(ids)}))
+        return Prompt(text, ids, ends_in_thought(text) and not forced, opened_call, offsets, boundaries=boundaries)
 
     def _completion(self, prompt: str | list[int], options: Options) -> Prompt:
         if isinstance(prompt, str):
@@ -114,7 +129,7 @@ class Renderer:
             secret = Placeholders.secret()
             if self._placeholders is not None:
                 text = self._placeholders.guarded(text, secret)
-            text, ids = self._tokenised(text, options, secret)
+            text, ids, _ = self._tokenised(text, options, secret)
             return Prompt(text, _truncated(ids, options))
         size = len(self._tokenizer)
         for token in prompt:
@@ -123,14 +138,23 @@ class Renderer:
         ids = _truncated(prompt, options)
         return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
-    def _tokenised(self, text: str, options: Options, secret: str) -> tuple[str, list[int]]:
-        """(text, its token ids); the text is cut where the secret stands, see Placeholders."""
+    def _tokenised(self, text: str, options: Options, secret: str,
+                   places: Sequence[int] = ()) -> tuple[str, list[int], list[int]]:
+        """(text, its token ids, tokens before each place); the text is cut where the secret stands, see Placeholders.
+        places: offsets in the text as it is given, ascending."""
         pieces = text.split(secret)
-        ids = []
+        ids: list[int] = []
+        found: list[int] = []
+        begin = done = 0
         for i, piece in enumerate(pieces):
-            ids += self._tokenizer(piece, add_special_tokens=options.add_special_tokens and i == 0,
-                                   return_attention_mask=False, return_token_type_ids=False).input_ids
-        return "".join(pieces), ids
+            encoded = self._tokenizer(piece, add_special_tokens=options.add_special_tokens and i == 0,
+                                      return_attention_mask=False, return_token_type_ids=False)
+            here = slice(done, bisect_left(places, begin + len(piece) + len(secret), lo=done))
+            found += [len(ids) + tokens for tokens in token_places(encoded, [one - begin for one in places[here]])]
+            ids += encoded.input_ids
+            begin += len(piece) + len(secret)
+            done = here.stop
+        return "".join(pieces), ids, found
 
 
 def _truncated(ids: list[int], options: Options) -> list[int]:
