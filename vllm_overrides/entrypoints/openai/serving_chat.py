@@ -10,6 +10,7 @@ from vllm.entrypoints.openai import serving_chat_stock as _stock
 from vllm.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse, ErrorResponse
 from vllm.overlay.model.generation_defaults import get_default_sampling_params
 from vllm.overlay.serving.answer import failure
+from vllm.overlay.serving.boundaries import wants_boundaries
 from vllm.overlay.serving.chat import ChatAnswer, chat_answer
 from vllm.overlay.serving.connection import ClientGone, while_connected
 from vllm.overlay.serving.errors import RequestError
@@ -43,10 +44,12 @@ class OpenAIServingChat(_stock.OpenAIServingChat):
             tokenizer = await client.get_tokenizer()
             # Only the engine in this process can be asked.
             scheduler = await client.get_scheduler_config() if hasattr(client, "get_scheduler_config") else None
+            engine = getattr(client, "engine", None)
             # A batch asks for all its lines at once, and all of them have waited here.
             self._service = self._service or standalone_service(
                 self, tokenizer, self._tool_parser_name, self._sampling_defaults,
-                priorities=getattr(scheduler, "policy", None) == "priority")
+                priorities=getattr(scheduler, "policy", None) == "priority",
+                boundaries=engine is not None and wants_boundaries(self.model_config, engine.cache_config))
         return await chat_answer(self._service, body, trace_headers)
 
     async def create_chat_completion(

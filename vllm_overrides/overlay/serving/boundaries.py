@@ -20,8 +20,14 @@ from typing import Any, SupportsIndex, overload
 from jinja2.runtime import LoopContext
 
 from vllm.logger import init_logger
+from vllm.overlay.hybrid.plan import is_hybrid
 
 logger = init_logger(__name__)
+
+
+def wants_boundaries(model_config: Any, cache_config: Any) -> bool:
+    """Whether the engine has use for them: where it keeps recurrent state at some places only."""
+    return bool(cache_config.enable_prefix_caching) and is_hybrid(model_config.hf_config)
 
 
 class Ends:
@@ -92,8 +98,10 @@ def _joined(blocks: Iterable[str]) -> str:
 
 
 @contextmanager
-def watched(tokenizer: Any, chat_template: str | None, tools: Any, ends: Ends) -> Iterator[None]:
-    """Inside, ``tokenizer.apply_chat_template`` with this template and tools counts into ``ends`` what it writes."""
+def watched(messages: Iterable[Any], ends: Ends, tokenizer: Any, chat_template: str | None,
+            tools: Any) -> Iterator[list[Any]]:
+    """Gives the messages as ``tokenizer.apply_chat_template`` is to get them, with this template and tools, inside:
+    then their ends are noted."""
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -107,7 +115,7 @@ def watched(tokenizer: Any, chat_template: str | None, tools: Any, ends: Ends) -
         compiled.root_render_func.__globals__["LoopContext"] = _Loop
         _begins.ends = ends
     try:
-        yield
+        yield WatchedMessages(messages, ends)
     finally:
         _begins.ends = None
 

@@ -56,6 +56,12 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
 
 def _engine_prompt(prompt: Prompt) -> TokensPrompt:
     made = TokensPrompt(prompt_token_ids=list(prompt.token_ids))
+    # Stock hands multi_modal_data through to our LLMEngine, and nothing else that it does not know.
+    beside: dict[str, Any] = {}
     if prompt.pictures:
-        made["multi_modal_data"] = {"image": list(prompt.pictures)}
+        beside["image"] = list(prompt.pictures)
+    if prompt.boundaries:
+        beside["boundaries"] = prompt.boundaries
+    if beside:
+        made["multi_modal_data"] = beside
     return made

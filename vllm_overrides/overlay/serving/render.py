@@ -6,13 +6,14 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jinja2
 
 from vllm.overlay.pictures.picture import Picture
-from vllm.overlay.serving.boundaries import Ends, WatchedMessages, shifted, token_places, watched
+from vllm.overlay.serving.boundaries import Ends, shifted, token_places, watched
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.normalise import ChatRequest, Options
@@ -43,12 +44,14 @@ class Prompt:
 class Renderer:
     """Renders with one tokenizer and chat template. One thread: a fast tokenizer must not be used by two at a time."""
 
-    def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None,
+                 find_boundaries: bool = False) -> None:
         """chat_template: Jinja source; None for the tokenizer's own. placeholders: None where the model takes no
-        pictures."""
+        pictures. find_boundaries: whether somebody wants to know Prompt.boundaries, which are empty otherwise."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._placeholders = placeholders
+        self._find_boundaries = find_boundaries
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
 
     @property
@@ -81,17 +84,20 @@ class Renderer:
             # Without a grammar a call can be forced only by beginning it in the prompt, where a thought has no place.
             kwargs["enable_thinking"] = bool(request.thinking) and not forced
         secret = Placeholders.secret()
-        ends = Ends()
         messages: Any = request.messages
         # Also where none may be called: another beginning of the prompt would lose every cached prefix.
         tools: Any = list(request.tools.definitions) or None
+        ends = Ends()
         try:
             if self._placeholders is not None:
                 messages, tools = self._placeholders.guarded((messages, tools), secret)
             template = request.chat_template or self._chat_template
-            with watched(self._tokenizer, template, tools, ends):
+            watch = nullcontext(messages)
+            if self._find_boundaries:
+                watch = watched(messages, ends, self._tokenizer, template, tools)
+            with watch as messages:
                 text = self._tokenizer.apply_chat_template(
-                    WatchedMessages(messages, ends),
+                    messages,
                     tools=tools,
                     chat_template=template,
                     add_generation_prompt=request.add_generation_prompt,

@@ -25,6 +25,7 @@ from vllm.overlay.runtime.announced import announced
 from vllm.overlay.runtime.phases import Phases, process_began
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
+from vllm.overlay.serving.boundaries import wants_boundaries
 from vllm.overlay.serving.errors import StartError, one_line
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
@@ -197,6 +198,7 @@ def settings(args: Namespace, config: Any) -> Settings:
         log_requests=not args.disable_log_requests,
         priorities=config.scheduler_config.policy == "priority",
         pictures=picture_input(model, PictureLimits.of(args)),
+        boundaries=wants_boundaries(model, config.cache_config),
     )
 
 

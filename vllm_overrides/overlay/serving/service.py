@@ -26,7 +26,8 @@ logger = init_logger(__name__)
 @dataclass(frozen=True)
 class Settings:
     """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none.
-    pictures: None where the model takes none."""
+    pictures: None where the model takes none. boundaries: whether the engine wants to know where messages end, to keep
+    the recurrent state of there."""
 
     model_names: tuple[str, ...]
     model_path: str
@@ -44,6 +45,7 @@ class Settings:
     log_requests: bool = True
     priorities: bool = False
     pictures: PictureInput | None = None
+    boundaries: bool = False
 
 
 class Service:
@@ -60,7 +62,8 @@ class Service:
         self.settings = settings = replace(settings, pictures=shown)
         self.pictures = PictureReader(shown)
         self.renderer = Renderer(tokenizer, settings.chat_template,
-                                 Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None)
+                                 Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None,
+                                 find_boundaries=settings.boundaries)
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None

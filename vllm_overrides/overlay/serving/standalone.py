@@ -11,10 +11,11 @@ from vllm.overlay.serving.service import Service, Settings
 
 
 def standalone_service(handler: Any, tokenizer: Any, tool_call_parser: str | None,
-                       sampling_defaults: Mapping[str, Any], priorities: bool) -> Service:
+                       sampling_defaults: Mapping[str, Any], priorities: bool, boundaries: bool) -> Service:
     """handler: our OpenAIServingChat, of whose arguments it is made; tool_call_parser: None = by the tokenizer.
 
-    Thoughts and calls are parsed where the tokenizer has their tokens. priorities: whether the engine heeds them.
+    Thoughts and calls are parsed where the tokenizer has their tokens. priorities, boundaries: whether the engine
+    heeds them.
     """
     reasoning, calls = parsers_of(tokenizer.get_vocab())
     model = handler.model_config
@@ -33,4 +34,5 @@ def standalone_service(handler: Any, tokenizer: Any, tool_call_parser: str | Non
         log_requests=handler.request_logger is not None,
         priorities=priorities,
         pictures=picture_input(model),
+        boundaries=boundaries,
     ))
