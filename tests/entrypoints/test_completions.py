@@ -38,7 +38,8 @@ def test_shape():
     body = post(client(FakeEngine("ok")), PATH)
     assert body["object"] == "text_completion" and body["id"].startswith("cmpl-")
     assert body["usage"] == {"prompt_tokens": len(ids("hi")), "completion_tokens": len(ids("ok")) + 1,
-                             "total_tokens": len(ids("hi")) + len(ids("ok")) + 1}
+                             "total_tokens": len(ids("hi")) + len(ids("ok")) + 1,
+                             "prompt_tokens_details": {"cached_tokens": 0}}
     assert body["choices"][0] == {"index": 0, "text": "ok", "logprobs": None, "finish_reason": "stop",
                                   "stop_reason": None,
                                   "prompt_logprobs": None}

@@ -39,8 +39,8 @@ class FakeEngine:
     """An EngineClient. Each choice i of a request gets ``answers[i]``: text, which ends by end-of-turn unless
     max_tokens cuts it.
 
-    requests: what was asked of it; pictures: those of each request; aborted: ids of requests that were closed before
-    they were finished; generated: tokens given.
+    requests: what was asked of it; pictures: those of each request; beside: its multi_modal_data; aborted: ids of
+    requests that were closed before they were finished; generated: tokens given.
     """
 
     def __init__(self, *answers: str, together: int = 1, delay: float = 0.0, prefill: int = 0,
@@ -55,6 +55,7 @@ class FakeEngine:
         self.error_after = error_after
         self.requests: list[tuple[list[int], Any, str]] = []
         self.pictures: list[list[Any]] = []
+        self.beside: list[dict[str, Any] | None] = []
         self.aborted: list[str] = []
         self.generated = 0
         self.errored = False
@@ -71,6 +72,7 @@ class FakeEngine:
     async def generate(self, prompt: Any, params: Any, request_id: str, **_: Any) -> AsyncIterator[RequestOutput]:
         tokens = prompt["prompt_token_ids"]
         self.requests.append((tokens, params, request_id))
+        self.beside.append(prompt.get("multi_modal_data"))
         self.pictures.append((prompt.get("multi_modal_data") or {}).get("image", []))
         finished = False
         try:

@@ -30,7 +30,7 @@ class Answer:
         self.options = options
         self.prompts = prompts
         self.choices = choices
-        self.cached_tokens: int | None = None
+        self.cached_tokens = [0] * len(prompts)
         self.prompt_logprobs: list[Any] = [None] * len(prompts)
         self._started = time.monotonic()
         self._first_token: float | None = None
@@ -40,8 +40,8 @@ class Answer:
         return respond.usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
             sum(choice.completion_tokens for choice in self.choices),
-            sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None,
-            self.cached_tokens)
+            sum(self.cached_tokens),
+            sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None)
 
     def prompt_logprobs_body(self, position: int) -> list[Any] | None:
         """vLLM's extra field of a response: the prompt's logprobs, where the request's own ``prompt_logprobs`` asks
@@ -62,8 +62,9 @@ class Answer:
         now = time.monotonic()
         first = "-" if self._first_token is None else f"{self._first_token - self._started:.3f}"
         counts = self.usage()
-        logger.info("request %s: %d prompt tokens, %d generated, first after %s s, all after %.3f s, %s", self.id,
-                    counts["prompt_tokens"], counts["completion_tokens"], first, now - self._started, outcome)
+        logger.info("request %s: %d prompt tokens, %d of them cached, %d generated, first after %s s, all after "
+                    "%.3f s, %s", self.id, counts["prompt_tokens"], sum(self.cached_tokens),
+                    counts["completion_tokens"], first, now - self._started, outcome)
 
 
 async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Mapping[str, str] | None = None
@@ -79,9 +80,7 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
     outcome = "client gone"
     try:
         async for position, output in source:
-            cached = getattr(output, "num_cached_tokens", None)
-            if cached is not None:
-                answer.cached_tokens = max(answer.cached_tokens or 0, cached)
+            answer.cached_tokens[position] = output.num_cached_tokens or 0
             if output.prompt_logprobs is not None:
                 answer.prompt_logprobs[position] = output.prompt_logprobs
             for one in output.outputs:

@@ -17,13 +17,12 @@ def sse(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None = None,
-          cached_tokens: int | None = None) -> dict[str, Any]:
-    """OpenAI's usage object. cached_tokens: what the engine says it did not compute again; None = it does not say."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int,
+          reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """OpenAI's usage object. cached_tokens: prompt tokens that the engine did not compute again."""
     counts: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + completion_tokens,
-                              "completion_tokens": completion_tokens}
-    if cached_tokens is not None:
-        counts["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+                              "completion_tokens": completion_tokens,
+                              "prompt_tokens_details": {"cached_tokens": cached_tokens}}
     if reasoning_tokens is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
     return counts
