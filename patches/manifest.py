@@ -237,7 +237,8 @@ CORE: tuple[Overlay, ...] = (
         target="engine/llm_engine.py",
         symbols=("LLMEngine", "LLMEngine.__init__", "LLMEngine._add_processed_request", "LLMEngine._create_sequence_group_with_sampling",
                  "LLMEngine.abort_request", "LLMEngine._process_model_outputs", "LLMEngine._advance_to_next_step",
-                 "LLMEngine.has_unfinished_requests", "LLMEngine.step", "SchedulerContext",
+                 "LLMEngine.has_unfinished_requests", "LLMEngine.step", "LLMEngine._get_stats", "SchedulerContext",
+                 "engine/metrics_types.py:Stats",
                  "sequence.py:CompletionSequenceGroupOutput"),
         reason="n > max_num_seqs waits forever in stock and n > 1 cannot be preempted; an exception in a step ends stock's engine; the "
                "number of state slots must be known to scheduler and workers before either starts.",
@@ -245,6 +246,18 @@ CORE: tuple[Overlay, ...] = (
         remove_when="the pin serves n=5 with max_num_seqs=2 and survives a step that raises",
         requires=("engine-substance", "no-empty-outputs-and-cached-tokens", "hits-and-state-slots-in-the-scheduler"),
         test="tests/engine/test_fanout_engine.py",
+    ),
+    Overlay(
+        id="metrics-of-the-prefix-cache",
+        kind="extension",
+        target="engine/metrics.py",
+        symbols=("Metrics", "Metrics.__init__", "Metrics._unregister_vllm_metrics", "PrometheusStatLogger", "PrometheusStatLogger.__init__",
+                 "PrometheusStatLogger._log_prometheus", "engine/metrics_types.py:Stats"),
+        reason="Stock has one gauge of the prefix cache, a share since the start: neither tokens nor reasons of misses nor checkpoints.",
+        upstream="https://github.com/vllm-project/vllm/pull/12592 (the two counters of tokens); checkpoints are this project's own.",
+        remove_when="prefix-cache-substance is removed",
+        requires=("prefix-cache-substance", "samples-as-requests-and-failed-steps"),
+        test="tests/engine/test_metrics.py",
     ),
     Overlay(
         id="failed-steps-of-the-async-engine",

@@ -115,7 +115,7 @@ def test_hits_are_tokens_already_computed():
     one.add_seq_group(third)
     assert {key: tokens for key, (tokens, _) in step(one).items()} == {"a": 1, "b": 1, "c": 4}
     assert (second.num_cached_tokens, third.num_cached_tokens) == (40, 36)
-    assert (one.prefix_queries, one.prefix_hits) == (40 + 41 + 40, 76)
+    assert (one.cache_stats.queries, one.cache_stats.hits) == (40 + 41 + 40, 76)
     metadata, _, _ = one.schedule()
     assert all(not meta.computed_block_nums for meta in metadata), "the runner must not hear of hits"
 

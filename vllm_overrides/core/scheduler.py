@@ -8,6 +8,7 @@ from vllm.core import scheduler_stock as _stock
 from vllm.overlay.hybrid.slots import SlotTable
 from vllm.overlay.pictures.book import PictureBook
 from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager, is_hashed
+from vllm.overlay.prefix_cache.stats import PrefixCacheStats
 from vllm.sequence import Sequence, SequenceGroup, SequenceGroupMetadata, SequenceStatus
 from vllm.utils import Device
 
@@ -26,9 +27,7 @@ class Scheduler(_stock.Scheduler):
         # Set by the engine of a model that takes pictures.
         self.pictures: PictureBook | None = None
         self._preempted = False
-        # Tokens of admitted prompts, and how many of them were found in the prefix cache.
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self.cache_stats = PrefixCacheStats()
 
     @property
     def _manager(self) -> ComputedBlockManager | None:
@@ -73,7 +72,7 @@ class Scheduler(_stock.Scheduler):
         computed."""
         if not self.cache_config.enable_prefix_caching or device != Device.GPU:
             return super().get_prefix_cache_hit_rate(device)
-        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+        return self.cache_stats.hit_rate
 
     def free_seq(self, seq: Sequence) -> None:
         """Called at finish, abort and preemption alike."""
@@ -126,8 +125,7 @@ class Scheduler(_stock.Scheduler):
             self.slots.allocate(seq.seq_id)
         if seq_group.num_cached_tokens is None:
             seq_group.num_cached_tokens = cached
-            self.prefix_queries += seq.get_len()
-            self.prefix_hits += cached
+            self.cache_stats.admitted(seq.get_len(), cached, "cold")
 
     def _preempt(self, seq_group: SequenceGroup, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
         self._preempted = True

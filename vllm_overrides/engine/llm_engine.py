@@ -14,6 +14,7 @@ from vllm.overlay.pictures.book import PictureBook
 from vllm.overlay.pictures.picture import PictureSettings
 from vllm.overlay.pictures.prompt_pictures import read_pictures
 from vllm.overlay.prefix_cache.boundaries import take_boundaries
+from vllm.overlay.prefix_cache.stats import total
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.sequence import SequenceGroup
@@ -132,6 +133,11 @@ class LLMEngine(_stock.LLMEngine):
         if self.on_step_failure is None:
             raise failure from error
         self.on_step_failure(failure)
+
+    def _get_stats(self, *args: Any, **kwargs: Any) -> _stock.Stats:
+        stats = super()._get_stats(*args, **kwargs)
+        stats.prefix_cache = total(scheduler.cache_stats for scheduler in self.scheduler)
+        return stats
 
     def _let_ranks_rest(self) -> None:
         """What stock does at the end of a step after which nothing is left: other ranks stop asking for the next."""

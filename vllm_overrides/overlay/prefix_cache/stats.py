@@ -3,14 +3,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
+# Why nothing was restored for a request.
+MISSES = ("cold", "short", "no_checkpoint", "prompt_logprobs", "adapter")
+
 
 @dataclass
 class PrefixCacheStats:
     """Counts since the start, which only grow, and what is in use now (slots and bytes). Of one scheduler.
 
     queries, hits: tokens of admitted requests, and how many of them were not computed again. restored: requests with a
-    hit. misses: requests without one, by reason: "cold" (no KV known), "short" (too short to have a checkpoint),
-    "no_checkpoint" (KV known, no state to it), "prompt_logprobs", "adapter" (not looked up).
+    hit. misses: requests without one, by reason (one of MISSES): "cold" (no KV known), "short" (too short to have a
+    checkpoint), "no_checkpoint" (KV known, no state to it), "prompt_logprobs", "adapter" (not looked up).
     taken, hit, evicted, demoted, dropped: checkpoints; hit counts restores, those after a preemption among them;
     demoted are those that moved to the host, dropped those whose KV went or that were forgotten. failures: steps that
     found another state in a slot than they were to restore.
@@ -46,7 +49,7 @@ class PrefixCacheStats:
 
 
 def total(stats: Iterable[PrefixCacheStats]) -> PrefixCacheStats:
-    """Returns the sum over schedulers; slot_bytes is the largest."""
+    """Returns the sum over schedulers, which is nobody else's; slot_bytes is the largest."""
     added = PrefixCacheStats()
     for one in stats:
         for each in fields(added):
