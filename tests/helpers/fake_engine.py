@@ -40,7 +40,7 @@ class FakeEngine:
     max_tokens cuts it.
 
     requests: what was asked of it; pictures: those of each request; beside: its multi_modal_data; aborted: ids of
-    requests that were closed before they were finished; generated: tokens given.
+    requests that were closed before they were finished; generated: tokens given; resets: how many.
     """
 
     def __init__(self, *answers: str, together: int = 1, delay: float = 0.0, prefill: int = 0,
@@ -59,6 +59,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.generated = 0
         self.errored = False
+        self.resets = 0
         self.healthy: Exception | None = None
         self.running = asyncio.Event()
 
@@ -68,6 +69,11 @@ class FakeEngine:
     async def check_health(self) -> None:
         if self.healthy is not None:
             raise self.healthy
+
+    async def reset_prefix_cache(self) -> None:
+        if self.healthy is not None:
+            raise self.healthy
+        self.resets += 1
 
     async def generate(self, prompt: Any, params: Any, request_id: str, **_: Any) -> AsyncIterator[RequestOutput]:
         tokens = prompt["prompt_token_ids"]

@@ -28,6 +28,10 @@ class AsyncLLMEngine(_stock.AsyncLLMEngine):
         super().__init__(*args, **kwargs)
         self.engine.on_step_failure = weak_bind(self._report_failure)
 
+    async def reset_prefix_cache(self) -> None:
+        """Returns when every prefix that was computed is forgotten; running requests go on."""
+        self.engine.reset_prefix_cache()
+
     def _report_failure(self, failure: StepFailed) -> None:
         for request_id in failure.request_ids:
             self._request_tracker.process_exception(request_id, failure, verbose=self.log_requests)

@@ -134,6 +134,13 @@ class LLMEngine(_stock.LLMEngine):
             raise failure from error
         self.on_step_failure(failure)
 
+    def reset_prefix_cache(self) -> None:
+        """Forgets every prefix that was computed; running requests go on."""
+        for scheduler in self.scheduler:
+            scheduler.reset_prefix_cache()
+        # Otherwise metrics would show what is gone until the next step.
+        self.do_log_stats()
+
     def _get_stats(self, *args: Any, **kwargs: Any) -> _stock.Stats:
         stats = super()._get_stats(*args, **kwargs)
         stats.prefix_cache = total(scheduler.cache_stats for scheduler in self.scheduler)

@@ -1,5 +1,5 @@
 """The engine in a process of its own: a failed step reaches the requests that were in it, a failed start ends in one
-line, a step that never ends ends the engine."""
+line, a step that never ends ends the engine, and a message resets the prefix cache."""
 import sys
 import time
 from collections.abc import Callable
@@ -7,9 +7,10 @@ from typing import Any
 
 import vllm.envs as envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.multiprocessing import RPCError
+from vllm.engine.multiprocessing import RPCAbortRequest, RPCError
 from vllm.engine.multiprocessing import engine_stock as _stock
 from vllm.overlay.engine.step_failure import StepFailed
+from vllm.overlay.prefix_cache.reset import PrefixCacheIsReset, ResetPrefixCache
 from vllm.overlay.rebind import rebind
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils import weak_bind
@@ -31,6 +32,13 @@ class MQLLMEngine(_stock.MQLLMEngine):
     def _report_failure(self, failure: StepFailed) -> None:
         for request_id in failure.request_ids:
             self._send_outputs(RPCError(request_id=request_id, is_engine_errored=False, exception=failure))
+
+    def _handle_abort_request(self, request: RPCAbortRequest) -> None:
+        if not isinstance(request, ResetPrefixCache):
+            super()._handle_abort_request(request)
+            return
+        self.engine.reset_prefix_cache()
+        self._send_outputs([PrefixCacheIsReset(request.request_id)])
 
     def engine_step(self) -> list[Any]:
         """Stock's."""

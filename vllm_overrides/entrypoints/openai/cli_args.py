@@ -34,6 +34,9 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--allow-remote-images", action="store_true",
                        help="fetch pictures from http and https addresses of the public internet, each within 10 s. "
                        "Default: only data URLs are taken")
+    group.add_argument("--enable-reset-prefix-cache", action="store_true",
+                       help="serve POST /reset_prefix_cache, which makes the engine forget every prefix that it "
+                       "computed, for benchmarks")
     group.add_argument("--shutdown-timeout", type=int, default=30,
                        help="seconds that requests under way get to finish after SIGTERM")
     return parser

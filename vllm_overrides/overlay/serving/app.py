@@ -37,6 +37,8 @@ from vllm.version import __version__
 
 logger = init_logger(__name__)
 router = APIRouter()
+# Served with --enable-reset-prefix-cache only.
+reset_router = APIRouter()
 # nginx's number for a client that left before its answer; nobody reads it.
 _CLIENT_GONE = 499
 
@@ -134,12 +136,21 @@ async def detokenize(request: Request) -> Response:
     return JSONResponse(await tokens.detokenize(service_of(request), await json_body(request)))
 
 
+@reset_router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget every prefix that was computed; requests under way go on. 200 when it is done."""
+    await service_of(request).engine.reset_prefix_cache()
+    return Response(status_code=200)
+
+
 def build_app(args: Namespace) -> FastAPI:
     """The application for parsed command line arguments; ``app.state`` is filled by ``init_app_state``."""
     hidden: dict[str, Any] = {"openapi_url": None, "docs_url": None,
                               "redoc_url": None} if args.disable_fastapi_docs else {}
     app = FastAPI(title="vLLM", version=__version__, lifespan=api_server_stock.lifespan, **hidden)
     app.include_router(router)
+    if args.enable_reset_prefix_cache:
+        app.include_router(reset_router)
     app.root_path = args.root_path or ""
     api_server_stock.mount_metrics(app)
     app.add_exception_handler(RequestError, _on_request_error)

@@ -13,8 +13,8 @@ from vllm.overlay.serving.errors import error_body
 
 
 class ApiKeys:
-    """Lets a request below /v1 pass only with one of the keys. Plain ASGI: it does not stand between stream and
-    client."""
+    """Lets a request below /v1, or for the reset of the prefix cache, pass only with one of the keys. Plain ASGI: it
+    does not stand between stream and client."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -32,7 +32,7 @@ class ApiKeys:
     def _guarded(self, scope: MutableMapping[str, Any]) -> bool:
         root = scope.get("root_path", "")
         path = scope["path"]
-        return (path[len(root):] if root and path.startswith(root) else path).startswith("/v1")
+        return (path[len(root):] if root and path.startswith(root) else path).startswith(("/v1", "/reset_prefix_cache"))
 
     def _allowed(self, scope: MutableMapping[str, Any]) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
