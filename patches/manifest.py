@@ -61,6 +61,7 @@ FOUNDATION = (
         id="start-up-checks",
         kind="addition",
         target="overlay/runtime/",
+        symbols=("distributed/parallel_state.py:get_world_group",),
         reason="A server must not start on a half-applied or changed tree, none of its processes may compute by another back end than it "
                "announced, and it must run on cpu and on the card through one shim.",
         upstream="Not for upstream: it checks this project's own receipt.",
@@ -290,10 +291,12 @@ CORE: tuple[Overlay, ...] = (
         id="chunked-prefill-by-default",
         kind="extension",
         target="engine/arg_utils.py",
-        symbols=("EngineArgs", "EngineArgs.create_model_config", "EngineArgs.create_engine_config", "AsyncEngineArgs",
-                 "config.py:ModelConfig._init_multimodal_config"),
+        symbols=("EngineArgs", "EngineArgs.add_cli_args", "EngineArgs.create_model_config", "EngineArgs.create_engine_config",
+                 "AsyncEngineArgs", "AsyncEngineArgs.add_cli_args", "config.py:ModelConfig._init_multimodal_config",
+                 "utils.py:FlexibleArgumentParser"),
         reason="Stock cuts prompts into pieces by default only on CUDA above 32 K tokens; elsewhere it sizes a step for the whole context. "
-               "It also sets 4 GiB per rank aside for swapping, which never happens here, and refuses --limit-mm-per-prompt for our models.",
+               "It also sets 4 GiB per rank aside for swapping, which never happens here, refuses --limit-mm-per-prompt for our models, and "
+               "has no settings for checkpoints of recurrent state.",
         upstream="Not for upstream: vLLM V1 always cuts prompts.",
         remove_when="the pin cuts prompts on every device by default",
         requires=("engine-substance", "torch-attention-on-a-card", "pictures-computed-once"),
@@ -418,7 +421,6 @@ WORKER: tuple[Overlay, ...] = (
         id="memory-plan",
         kind="addition",
         target="overlay/plan/",
-        symbols=("distributed/parallel_state.py:get_world_group",),
         reason="Stock learns whether a context fits after it has loaded the weights and computed a step of full length with every layer, "
                "minutes later, and then does not say what would fit; recurrent states it does not count at all.",
         upstream="Not for upstream: it counts the memory of this project's own model and operators.",

@@ -63,7 +63,7 @@ def test_too_many_sequences_are_lowered(checkpoint, free, said):
     arguments = {"num_gpu_blocks_override": None, "max_num_batched_tokens": 2048}
     expected = run(make_engine(checkpoint, max_num_seqs=8, **arguments), prompts, greedy(6))
     found = next(text for _, text in said if text.startswith("Memory plan"))
-    assert "8 sequences of 0.2 MiB" in found and len(found.splitlines()) == 6, found
+    assert "8 sequences of 0.2 MiB" in found and len(found.splitlines()) == 7, found
     assert not [text for level, text in said if level == logging.WARNING]
     free(platform_cpu.GIB // 4 + 60 * MIB)
     engine = make_engine(checkpoint, max_num_seqs=2000, **arguments)

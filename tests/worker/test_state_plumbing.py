@@ -1,4 +1,6 @@
 """Recurrent state from the scheduler's slots to the model, with a toy recurrence that any mistake shows in."""
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -169,31 +171,55 @@ def test_disagreement_is_an_error(toy, qwen2):
     cache = engine.cache_config
     with pytest.raises(RuntimeError, match="has no recurrent state, but the scheduler planned 8"):
         allocate_pool(torch.nn.Linear(1, 1), cache, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"^too little memory: 8 slots of recurrent state take .* --max-num-seqs$"):
+    with pytest.raises(ValueError, match=r"^too little memory: 8 slots of recurrent state and 0 .* --max-num-seqs$"):
         allocate_pool(runner_of(engine).model, cache, torch.device("cpu"), free=100)
     cache.num_state_slots = 0
     with pytest.raises(RuntimeError, match="has recurrent state, but the scheduler planned 0"):
         allocate_pool(runner_of(engine).model, cache, torch.device("cpu"))
 
 
-def test_captures_and_copies_reach_the_model(toy):
-    """What the prefix cache of hybrid models will order: save a state inside a piece, and start another sequence from
-    it."""
+def test_checkpoints_reach_the_model(toy):
+    """What the prefix cache orders: save a state inside a piece, and start another sequence from it; move it to the
+    host, and start a third from there, with the same result, bit for bit."""
     tokens, tail = PROMPTS[5], prompt(9, seed=99)
     engine = make_engine(toy, max_num_batched_tokens=256, max_num_seqs=4)
-    slots, pool, embedding = engine.scheduler[0].slots, runner_of(engine).state_pool, runner_of(
-        engine).model.model.embed_tokens
-    orders = slots.orders
-    slots.orders = lambda seq_id: orders(seq_id)._replace(captures=((100, 3, 1), ))
+    runner, slots = runner_of(engine), engine.scheduler[0].slots
+    embedding, orders = runner.model.model.embed_tokens, slots.orders
+    pool = runner.state_pool = StatePool(runner.state_pool.spec, 4, torch.device("cpu"), 1, 2)
+    slots.orders = lambda seq_id: orders(seq_id)._replace(captures=((100, 4, 7), ))
     run(engine, [tokens], greedy(1))
-    saved = (pool.conv[:, 3].clone(), pool.recurrent[:, 3, 0, 0].clone())
+    saved = (pool.conv[:, 4].clone(), pool.recurrent[:, 4, 0, 0].clone())
     empty = (torch.zeros(toy_recurrent.LAYERS, 64, 2), torch.zeros(toy_recurrent.LAYERS, 64))
     assert_close(saved, states_after(embedding, tokens[:100], *empty))
-    slots.orders = lambda seq_id: orders(seq_id)._replace(init=3)
-    add(engine, "copy", tail, greedy(1))
-    engine.step()
-    assert_close((pool.conv[:, 0], pool.recurrent[:, 0, 0, 0]), states_after(embedding, tail, *saved))
-    assert torch.equal(pool.recurrent[:, 3, 0, 0], saved[1]), "a copy leaves its source alone"
+    started = []
+    for init, moves in ((4, ((4, 6, 7), )), (6, ())):
+        slots.orders = lambda seq_id, init=init: orders(seq_id)._replace(init=init, init_tag=7)
+        pool.recurrent[:, 0] = pool.conv[:, 0] = float("nan")
+        with moving(engine, moves):
+            add(engine, f"from {init}", tail, greedy(1))
+            engine.step()
+        started.append((pool.conv[:, 0].clone(), pool.recurrent[:, 0, 0, 0].clone()))
+        assert_close(started[-1], states_after(embedding, tail, *saved))
+        pool.recurrent[:, 4] = pool.conv[:, 4] = float("nan")       # From the host it does not matter any more.
+    assert all(map(torch.equal, *started))
+
+
+@contextmanager
+def moving(engine, moves):
+    """Steps that also move checkpoints to the host."""
+    scheduler = engine.scheduler[0]
+    schedule = scheduler.schedule
+
+    def with_moves():
+        metadata, *others = schedule()
+        metadata[0].state_moves = moves
+        return metadata, *others
+
+    scheduler.schedule = with_moves
+    try:
+        yield
+    finally:
+        del scheduler.schedule
 
 
 def states_after(embedding, tokens, conv, recurrent):

@@ -1,4 +1,5 @@
 """Engine arguments with the defaults of `vllm.overlay.engine.defaults`, refused where a step would hang the card."""
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import EngineConfig, ModelConfig
@@ -6,10 +7,24 @@ from vllm.engine import arg_utils_stock as _stock
 from vllm.overlay.attention.choice import check_config
 from vllm.overlay.engine import defaults
 from vllm.overlay.pictures.picture import PictureSettings
+from vllm.overlay.plan.byte_size import SizeError, size
+from vllm.utils import FlexibleArgumentParser
 
 
+@dataclass
 class EngineArgs(_stock.EngineArgs):
-    """Stock's arguments."""
+    """Stock's arguments.
+
+    checkpoint_memory, checkpoint_host_memory: bytes per rank, or a text such as "2GiB", for checkpoints of recurrent
+    state on the device and on the host; None: as the memory plan says (docs/memory.md).
+    """
+
+    checkpoint_memory: int | str | None = None
+    checkpoint_host_memory: int | str | None = None
+
+    @staticmethod
+    def add_cli_args(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
+        return _add_checkpoint_args(_stock.EngineArgs.add_cli_args(parser))
 
     def create_model_config(self) -> ModelConfig:
         """Called by `create_engine_config` before it reads the other arguments, which depend on the model."""
@@ -25,13 +40,43 @@ class EngineArgs(_stock.EngineArgs):
         return model_config
 
     def create_engine_config(self) -> EngineConfig:
+        sizes = {name: _bytes(name, getattr(self, name)) for name in ("checkpoint_memory", "checkpoint_host_memory")}
         config = super().create_engine_config()
         check_config(config)
+        for name, value in sizes.items():
+            setattr(config.cache_config, name, value)
         return config
 
 
+@dataclass
 class AsyncEngineArgs(_stock.AsyncEngineArgs, EngineArgs):
     """Stock's arguments of a server."""
+
+    @staticmethod
+    def add_cli_args(parser: FlexibleArgumentParser, async_args_only: bool = False) -> FlexibleArgumentParser:
+        parser = _stock.AsyncEngineArgs.add_cli_args(parser, async_args_only)
+        return parser if async_args_only else _add_checkpoint_args(parser)
+
+
+def _add_checkpoint_args(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
+    parser.add_argument("--checkpoint-memory", type=size, metavar="SIZE",
+                        help="memory of each card for checkpoints of recurrent state, which the prefix cache of a "
+                        "hybrid model needs: 2GiB, say; 0: none, and no prefix cache. Default: a fifth of what is left "
+                        "for KV, on a CPU at most 2 GiB")
+    parser.add_argument("--checkpoint-host-memory", type=size, metavar="SIZE",
+                        help="main memory for each card's checkpoints that the card has no room for. Default: 8 GiB, "
+                        "at most an eighth of what is free; on a CPU none")
+    return parser
+
+
+def _bytes(name: str, value: int | str | None) -> int | None:
+    try:
+        found = size(value) if isinstance(value, str) else value
+    except SizeError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if found is not None and found < 0:
+        raise ValueError(f"{name} must be a number of bytes, got {value}")
+    return found
 
 
 def __getattr__(name: str) -> Any:

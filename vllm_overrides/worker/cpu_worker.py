@@ -39,8 +39,11 @@ class CPUWorker(Worker):
     def _memory(self) -> tuple[int, float, int | None]:
         return platform_cpu.available_memory() // self.parallel_config.world_size, 1.0, None
 
-    def _kv_is_given(self) -> bool:
-        return bool(envs.VLLM_CPU_KVCACHE_SPACE) or super()._kv_is_given()
+    def _kv_tokens(self) -> int | None:
+        asked, block_bytes = envs.VLLM_CPU_KVCACHE_SPACE, self.get_cache_block_size_bytes()
+        if not asked or not block_bytes or self.cache_config.num_gpu_blocks_override is not None:
+            return super()._kv_tokens()
+        return asked * platform_cpu.GIB // block_bytes * self.cache_config.block_size
 
     def _free_for_state(self) -> int | None:
         return platform_cpu.available_memory() // self.parallel_config.world_size

@@ -2,6 +2,7 @@
 model."""
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from vllm.model_executor.layers.sampler import SamplerOutput
 from vllm.model_executor.sampling_metadata import SamplingMetadata
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.seeded import generators_in_use, put_back
-from vllm.overlay.hybrid import StatePool, StateStep, StepOrders, set_state_step
+from vllm.overlay.hybrid import CheckpointError, StatePool, StateStep, StepOrders, set_state_step
 from vllm.overlay.pictures.orders import PictureOrders
 from vllm.overlay.pictures.picture_step import set_picture_step
 from vllm.overlay.pictures.store import PictureStore
 from vllm.overlay.rebind import rebind
+from vllm.overlay.runtime.all_ranks import least
 from vllm.overlay.runtime.platform_cpu import memory_profiler
 from vllm.sequence import CompletionSequenceGroupOutput, IntermediateTensors, SequenceGroupMetadata
 from vllm.worker import model_runner_stock as _stock
@@ -108,7 +110,14 @@ class ModelRunner(_stock.ModelRunner):
             raise RuntimeError("scheduler and worker disagree about whether the model has recurrent state")
         step = None
         if model_input.state_orders is not None:
-            step = StateStep.begin(self.state_pool, model_input.state_orders)
+            try:
+                step = StateStep.begin(self.state_pool, model_input.state_orders, self._on_all_ranks)
+            except CheckpointError:
+                # On every rank: the others wait for the next step, and the first says why there is none of this.
+                self.exchanging = False
+                if self.is_driver_worker:
+                    raise
+                return []
         orders, pictures = model_input.picture_orders, None
         try:
             if orders is not None:
@@ -119,11 +128,16 @@ class ModelRunner(_stock.ModelRunner):
             self.exchanging = not nonfinite.is_watching(model_input.sampling_metadata)
             raise
         self.exchanging = False
+        if step is not None:
+            step.end()
         if orders is not None:
             self.pictures.end(orders)
         _one_output_per_group(outputs, model_input.sampling_metadata)
         nonfinite.mark(outputs, model_input.sampling_metadata, step)
         return outputs
+
+    def _on_all_ranks(self, here: Sequence[bool]) -> list[bool]:
+        return [bool(value) for value in least(here, self.parallel_config.world_size)]
 
 
 def _one_output_per_group(outputs: Any, sampling_metadata: SamplingMetadata | None) -> None:

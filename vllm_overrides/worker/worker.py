@@ -11,6 +11,8 @@ from vllm.overlay.hybrid.plan import allocate_pool
 from vllm.overlay.kernels.backend import choose_all
 from vllm.overlay.plan import engine as plan_engine
 from vllm.overlay.plan.memory import GIB, MemoryPlan
+from vllm.overlay.runtime import platform_cpu
+from vllm.overlay.runtime.all_ranks import least
 from vllm.overlay.runtime.phases import engine_phases
 from vllm.worker import worker_stock as _stock
 
@@ -44,8 +46,9 @@ class Worker(_stock.Worker):
         self._settle_plan()
         self.phases.end("device and ranks")
         super().load_model()
+        checkpoints = None if self.plan is None else (self.plan.num_checkpoints, self.plan.num_host_checkpoints)
         self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device,
-                                                     self._free_for_state())
+                                                     checkpoints, self._free_for_state())
         self.phases.end("weights and states")
 
     @torch.inference_mode()
@@ -90,19 +93,20 @@ class Worker(_stock.Worker):
         """Every rank comes to the same plan, that of the one with the least memory."""
         ranks = self.parallel_config.world_size
         memory, utilization, free = self._memory()
-        wish = plan_engine.wish_of(self, plan_engine.least(memory, ranks), utilization,
-                                   None if free is None else plan_engine.least(free, ranks))
+        memory, left, host = least([memory, memory if free is None else free, platform_cpu.available_memory()], ranks)
+        wish = plan_engine.wish_of(self, memory, utilization, None if free is None else left, host, self._kv_tokens())
         if wish is not None:
-            self.plan = plan_engine.settle_for(self, wish, self._kv_is_given())
+            self.plan = plan_engine.settle_for(self, wish)
 
     def _memory(self) -> tuple[int, float, int | None]:
         """Bytes of the device, the share of it that may be taken, and bytes that nobody else has taken."""
         free, total = torch.cuda.mem_get_info()
         return total, self.cache_config.gpu_memory_utilization, free
 
-    def _kv_is_given(self) -> bool:
-        """Whether the size of the KV cache was asked for."""
-        return self.cache_config.num_gpu_blocks_override is not None
+    def _kv_tokens(self) -> int | None:
+        """The size of the KV cache, in tokens, where it was asked for."""
+        blocks = self.cache_config.num_gpu_blocks_override
+        return None if blocks is None else blocks * self.cache_config.block_size
 
     def _extrapolated(self) -> int:
         """Bytes of the largest step, from those of two short ones."""

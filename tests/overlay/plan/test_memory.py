@@ -8,7 +8,8 @@ import pytest
 import torch
 import yaml
 
-from vllm.overlay.plan.__main__ import main, read_config, size
+from vllm.overlay.plan.__main__ import main, read_config
+from vllm.overlay.plan.byte_size import size
 from vllm.overlay.plan.memory import GIB, PlanError, Wish, advice, plan, settle
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,19 +49,28 @@ def test_the_predecessors_records():
 
 
 def test_the_submitted_settings(capsys):
-    """computility-run.yaml on the platform's card: the whole context fits, with 10 layers of KV."""
+    """computility-run.yaml on the platform's card: the whole context fits, with 10 layers of KV, and checkpoints beside
+    it."""
     command = yaml.safe_load((ROOT / "computility-run.yaml").read_text())["command"]
     names = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens", "--dtype")
     given = [text for name in names for text in (name, command[command.index(name) + 1])]
     arguments = ["--config", str(MODEL), "--tp", command[command.index("-tp") + 1], "--memory", "31.72GiB", *given]
+    arguments += [text for text in ("--enable-prefix-caching", ) if text in command]
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fits"] and found["kv_token"] == 10_240 and found["max_num_seqs"] == 8
-    assert found["capacity"] > 3 * 262_144, found["capacity"]
-    assert found["budget"] == found["weights"] + found["states"] + found["workspace"] + found["fixed"] + found["kv"]
+    assert found["capacity"] > 2.5 * 262_144, found["capacity"]
+    assert found["budget"] == sum(found[name] for name in ("weights", "states", "checkpoints", "workspace", "fixed",
+                                                           "kv"))
+    # A fifth of what would be KV, and 8 GiB on the host.
+    assert found["checkpoints"] == found["num_checkpoints"] * found["slot"] > 100 * found["slot"]
+    assert 0 < (found["kv"] + found["checkpoints"]) / 5 - found["checkpoints"] < found["slot"]
+    assert found["num_host_checkpoints"] == 8 * GIB // found["slot"]
     assert main(arguments) == 0
     table = capsys.readouterr().out
-    assert len(table.splitlines()) == 6 and "x max_model_len 262144" in table and "checkpoints: none" in table, table
+    assert len(table.splitlines()) == 7 and "x max_model_len 262144" in table, table
+    counts = f"{found['num_checkpoints']} of 15.4 MiB; {found['num_host_checkpoints']} on the host, 7.99 GiB"
+    assert counts in table, table
     print(table)
 
 
@@ -95,6 +105,64 @@ def test_sequences_are_lowered_as_far_as_needed():
     assert settle(wish()).wish.max_num_seqs == 8
 
 
+def with_checkpoints(**fields) -> Wish:
+    return wish(**{"prefix_caching": True, **fields})
+
+
+def test_checkpoints_where_nobody_said_how_many():
+    """A fifth of what is left for KV, never what one context needs, and none without prefix caching; on the host an
+    eighth of what is free, all ranks together a half, and none without one on the device."""
+    none, some = plan(wish()), plan(with_checkpoints(host_memory=256 * GIB))
+    assert none.num_checkpoints == none.num_host_checkpoints == none.checkpoints == 0
+    assert some.num_checkpoints == none.kv // 5 // some.slot and some.kv == none.kv - some.num_checkpoints * some.slot
+    assert some.num_host_checkpoints == 8 * GIB // some.slot
+    for free, ranks, expected in ((64, 4, 8), (32, 4, 4), (32, 8, 2), (0, 4, 0)):
+        host = plan(with_checkpoints(host_memory=free * GIB, ranks=ranks))
+        assert host.num_host_checkpoints == expected * GIB // host.slot, (free, ranks)
+    # One context is what must stay; what is left above it is less than a fifth here.
+    context = -(-262_144 // 16) * 16 * none.kv_token
+    tight = none.wish._replace(memory=int((none.wish.budget - none.kv + context + 10 * none.slot) / 0.9) + 1)
+    assert plan(tight).fits and plan(tight._replace(prefix_caching=True)).num_checkpoints == 10
+    assert plan(tight._replace(prefix_caching=True)).fits
+    tighter = plan(tight._replace(prefix_caching=True, memory=tight.memory - int(10 * none.slot / 0.9)))
+    assert tighter.num_checkpoints == tighter.num_host_checkpoints == 0
+
+
+def test_checkpoints_on_a_cpu():
+    """At most 2 GiB, at most one for each 64 tokens of KV that there will be, none beside them."""
+    cpu = {"device_type": "cpu", "utilization": 1.0, "ranks": 1, "memory": 128 * GIB}
+    found = plan(with_checkpoints(**cpu))
+    assert found.num_checkpoints == 2 * GIB // found.slot and found.num_host_checkpoints == 0
+    for given, expected in ((6_400, 108), (64, 9)):
+        few = plan(with_checkpoints(**cpu, kv_tokens=given, max_num_seqs=8))
+        assert few.num_checkpoints == min(expected, 2 * GIB // found.slot), given
+    both = plan(with_checkpoints(**cpu, checkpoint_memory=3 * GIB, checkpoint_host_memory=GIB))
+    assert both.kv == found.kv + found.checkpoints - both.checkpoints, "on a CPU both lie in one memory"
+    assert both.checkpoints == (3 * GIB // found.slot + GIB // found.slot) * found.slot
+
+
+def test_checkpoints_give_way_before_sequences_do():
+    """A size that was asked for is lowered as far as needed; only when none are left, sequences are."""
+    asked = with_checkpoints(checkpoint_memory=20 * GIB, host_memory=64 * GIB)
+    assert not plan(asked).fits
+    found = settle(asked)
+    assert found.fits and found.wish.max_num_seqs == 8 and 0 < found.num_checkpoints * found.slot < 20 * GIB
+    assert not plan(found.wish._replace(checkpoint_memory=(found.num_checkpoints + 1) * found.slot)).fits
+    many = settle(asked._replace(max_num_seqs=2_000))
+    assert many.fits and many.num_checkpoints == many.num_host_checkpoints == 0
+    assert many.wish.max_num_seqs == settle(wish(max_num_seqs=2_000)).wish.max_num_seqs
+    with pytest.raises(PlanError) as caught:
+        settle(asked._replace(memory=16 * GIB))
+    with pytest.raises(PlanError) as without:
+        settle(wish(memory=16 * GIB))
+    assert str(caught.value) == str(without.value)
+    exact = settle(with_checkpoints(checkpoint_memory=GIB, checkpoint_host_memory=2 * GIB))
+    assert (exact.num_checkpoints, exact.num_host_checkpoints) == (GIB // exact.slot, 2 * GIB // exact.slot)
+    for too_little in (0, exact.slot - 1):
+        nothing = settle(with_checkpoints(checkpoint_memory=too_little, checkpoint_host_memory=2 * GIB))
+        assert nothing.num_checkpoints == nothing.num_host_checkpoints == 0
+
+
 def test_memory_that_others_have_taken():
     found = plan(wish(free=20 * GIB))
     assert found.wish.budget == 20 * GIB
@@ -118,9 +186,16 @@ def test_pictures_and_their_limit():
 
 
 @pytest.mark.parametrize("text, expected", [("32GiB", 32 << 30), ("31.72 gib", int(31.72 * (1 << 30))),
-                                            ("2GB", 2 * 10**9), ("1e9", 10**9), ("512MiB", 512 << 20), ("7", 7)])
+                                            ("2GB", 2 * 10**9), ("1e9", 10**9), ("512MiB", 512 << 20), ("7", 7),
+                                            ("0", 0)])
 def test_sizes(text, expected):
     assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1.2.3", "2 GiBi", "GiB", "."])
+def test_no_sizes(text):
+    with pytest.raises(ValueError, match="is no size such as 31.72GiB or 16.2GB$"):
+        size(text)
 
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
@@ -137,12 +212,17 @@ def test_the_command_line(capsys, tmp_path):
     assert status == 1 and error.count("\n") == 1 and "lower --max-num-batched-tokens to" in error, error
     status, error = run(capsys, "--tp", "4", "--max-num-seqs", "3000", "--max-num-batched-tokens", "3000")
     assert status == 0 and "would be lowered to" in error, error
+    status, error = run(capsys, "--tp", "4", "--dtype", "float16", "--max-num-seqs", "8", "--enable-prefix-caching",
+                        "--checkpoint-memory", "20GiB")
+    assert status == 0 and error.startswith("plan: --checkpoint-memory 20.00 GiB is more than KV leaves room"), error
     status, error = run(capsys, "--tp", "3")
     assert (status, error.splitlines()[-1][:42]) == (2, "plan: tensor parallel size 3 does not divi"), error
     for wrong, words in ((["--tp", "0"], "--tp must be at least 1, got 0"),
                          (["--gpu-memory-utilization", "1.5"], "above 0 and at most 1, got 1.5"),
                          (["--kv-layers", "some"], "--kv-layers must be a number or 'all', got 'some'"),
                          (["--memory", "lots"], "'lots' is no size such as 31.72GiB"),
+                         (["--checkpoint-memory", "-1"], "'-1' is no size such as 31.72GiB"),
+                         (["--checkpoint-host-memory", "1XB"], "'1XB' is no size such as 31.72GiB"),
                          (["--config", str(tmp_path)], "No such file")):
         status, error = run(capsys, *wrong)
         assert status == 2 and words in error.splitlines()[-1], error

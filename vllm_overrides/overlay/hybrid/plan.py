@@ -6,6 +6,7 @@ from torch import nn
 
 from vllm.logger import init_logger
 from vllm.overlay.hybrid.state_pool import StatePool
+from vllm.overlay.plan.checkpoints import UNCOUNTED
 
 logger = init_logger(__name__)
 
@@ -45,12 +46,17 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
         cache_config.enable_prefix_caching = False
 
 
-def allocate_pool(model: nn.Module,
-                  cache_config: Any,
-                  device: torch.device,
+def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device, checkpoints: tuple[int, int] | None = None,
                   free: int | None = None) -> StatePool | None:
     """Returns the pool of a model that asks for one by `get_state_spec()`, else None. Says in one line how much memory
-    it takes. free: bytes that it may take; None = the device will say.
+    it takes.
+
+    Sets `cache_config.num_checkpoint_slots` and `num_host_checkpoint_slots`, which scheduler and workers both go by;
+    without prefix caching both are 0. Where there is room for no checkpoint, prefix caching is switched off with a line
+    that says so: a hit on KV blocks without the state at the same place would be wrong.
+
+    checkpoints: how many on the device and on the host; None: the sizes that were asked for. free: bytes that the
+    device's part may take; None = the device will say.
 
     Raises:
         ValueError: the pool takes more than `free`.
@@ -61,13 +67,43 @@ def allocate_pool(model: nn.Module,
     if (get_spec is None) != (slots == 0):
         raise RuntimeError(f"{type(model).__name__} {'has no' if get_spec is None else 'has'} recurrent state, "
                            f"but the scheduler planned {slots} slots for it")
+    cache_config.num_checkpoint_slots = cache_config.num_host_checkpoint_slots = 0
     if get_spec is None:
         return None
-    needed = slots * get_spec().slot_bytes
+    spec = get_spec()
+    on_device, on_host = 0, 0
+    if cache_config.enable_prefix_caching:
+        on_device, on_host = checkpoints or _asked_for(cache_config, spec.slot_bytes)
+        if not on_device:
+            cache_config.enable_prefix_caching = False
+            on_host = 0
+            logger.warning("Prefix caching is off: %s, and one checkpoint of this model's recurrent state takes "
+                           "%.2f MiB.", _why_none(cache_config), spec.slot_bytes / _MIB)
+    needed = (slots + on_device) * spec.slot_bytes
     if free is not None and needed > free:
-        raise ValueError(f"too little memory: {slots} slots of recurrent state take {needed / _GIB:.2f} GiB, "
-                         f"{free / _GIB:.2f} GiB are free for them: lower --max-num-seqs")
-    pool = StatePool(get_spec(), slots, device)
-    logger.info("Recurrent state: %d slots of %.2f MiB, %.1f MiB in all.", slots, pool.spec.slot_bytes / _MIB,
-                pool.nbytes / _MIB)
+        raise ValueError(f"too little memory: {slots} slots of recurrent state and {on_device} checkpoints take "
+                         f"{needed / _GIB:.2f} GiB, {free / _GIB:.2f} GiB are free for them: lower --max-num-seqs"
+                         f"{' or --checkpoint-memory' if on_device else ''}")
+    cache_config.num_checkpoint_slots, cache_config.num_host_checkpoint_slots = on_device, on_host
+    pool = StatePool(spec, slots, device, on_device, on_host)
+    logger.info("Recurrent state: %d slots of %.2f MiB, %.1f MiB in all.", slots, spec.slot_bytes / _MIB,
+                slots * spec.slot_bytes / _MIB)
+    if on_device:
+        logger.info("Checkpoints of recurrent state: %d on the device, %.1f MiB; %d on the host, %.1f MiB%s.",
+                    on_device, on_device * spec.slot_bytes / _MIB, on_host, on_host * spec.slot_bytes / _MIB,
+                    ", pinned" if on_host and pool.host.pinned else "")
     return pool
+
+
+def _asked_for(cache_config: Any, slot_bytes: int) -> tuple[int, int]:
+    """Of a model whose memory is not planned."""
+    device = getattr(cache_config, "checkpoint_memory", None)
+    host = getattr(cache_config, "checkpoint_host_memory", None)
+    return UNCOUNTED if device is None else device // slot_bytes, 0 if host is None else host // slot_bytes
+
+
+def _why_none(cache_config: Any) -> str:
+    asked = getattr(cache_config, "checkpoint_memory", None)
+    if asked is None:
+        return "no memory is left for checkpoints"
+    return f"--checkpoint-memory is {asked / _MIB:.2f} MiB"

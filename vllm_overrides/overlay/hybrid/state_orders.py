@@ -50,8 +50,8 @@ class StepOrders(NamedTuple):
         """Joins the rows' orders and the step's moves.
 
         Raises:
-            ValueError: rows and lengths do not match, a capture falls outside its row's piece, two orders write to
-                one slot, or a row or a move takes what a slot of a running row holds.
+            ValueError: rows and lengths do not match, a capture falls outside its row's piece, or two orders write to
+                one slot.
         """
         if len(orders) != len(query_lens):
             raise ValueError(f"state orders for {len(orders)} rows in a step of {len(query_lens)}")
@@ -61,12 +61,8 @@ class StepOrders(NamedTuple):
         if len(set(written)) != len(written):
             raise ValueError(f"two state orders of one step write to the same slot: rows {live}, captures {captures}, "
                              f"moves {list(moves)}")
-        inits = [order.init for order in orders]
-        taken = set(live).intersection(inits) | set(live).intersection(source for source, _, _ in moves)
-        if taken:
-            raise ValueError(f"state slots {sorted(taken)} are of running rows, and restored or moved as checkpoints")
         for row, offset, _, _ in captures:
             if not 1 <= offset <= query_lens[row]:
                 raise ValueError(f"capture after {offset} tokens of row {row}, whose piece has {query_lens[row]}")
-        return cls(live, inits, [order.init_tag for order in orders], captures, list(query_lens), num_prefills,
-                   list(moves))
+        return cls(live, [order.init for order in orders], [order.init_tag for order in orders], captures,
+                   list(query_lens), num_prefills, list(moves))

@@ -1,7 +1,6 @@
 """`python -m vllm.overlay.plan`: the memory plan of a model, without a device and without its weights."""
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,21 +10,12 @@ import torch
 
 from vllm.overlay.model import int8
 from vllm.overlay.model.mtp_switch import MTP_ASKED
+from vllm.overlay.plan.byte_size import size
 from vllm.overlay.plan.engine import largest_picture
-from vllm.overlay.plan.memory import FIXED, PlanError, Wish, plan, refusal, settle
+from vllm.overlay.plan.memory import FIXED, PlanError, Wish, plan, settle, shown
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
 
-_UNITS = {"": 1, "b": 1, **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
-          **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}}
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32")}
-
-
-def size(text: str) -> int:
-    """Bytes of "31.72GiB", "16.2GB", "2e9"."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 31.72GiB or 16.2GB")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def read_config(path: Path) -> Any:
@@ -63,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
     add("--device", choices=sorted(FIXED), default="cuda")
     add("--mtp", action="store_true", help=f"with the multi-token-prediction head ({MTP_ASKED}=1)")
     add("--max-picture-pixels", type=int, help="0: no pictures; default: what the model's preprocessor says")
+    add("--enable-prefix-caching", action="store_true", help="with checkpoints of recurrent state")
+    add("--checkpoint-memory", type=size, help="for them on a card, as 2GiB; default: a fifth of what is left for KV")
+    add("--checkpoint-host-memory", type=size, help="for each card's on the host; default: 8 GiB, at most an eighth of "
+                                                    "--host-memory")
+    add("--host-memory", type=size, help="free main memory of the machine; default: enough")
     add("--json", action="store_true", help="numbers in bytes")
     other = found.add_argument_group("another system's numbers in place of what is counted here")
     other.add_argument("--kv-layers", help="layers that keep KV, or 'all'")
@@ -99,6 +94,8 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
                 ranks=arguments.tp, block_size=arguments.block_size, device_type=arguments.device,
                 utilization=1.0 if arguments.device == "cpu" else arguments.gpu_memory_utilization,
                 quantization=arguments.quantization, mtp=arguments.mtp, patches=largest_picture(model),
+                prefix_caching=arguments.enable_prefix_caching, checkpoint_memory=arguments.checkpoint_memory,
+                checkpoint_host_memory=arguments.checkpoint_host_memory, host_memory=arguments.host_memory,
                 kv_layers=None if kv_layers is None else int(kv_layers), weights=arguments.weights,
                 slot=arguments.state, token_bytes=arguments.workspace_per_token, fixed=arguments.fixed)
 
@@ -115,12 +112,15 @@ def main(argv: list[str] | None = None) -> int:
     why = ""
     try:
         found = settle(wish)
-    except PlanError:
-        why = refusal(found)
+    except PlanError as error:
+        why = str(error)
     print(json.dumps(found.numbers(), indent=1) if arguments.json else found.table())
     if why:
         print(f"plan: {why}", file=sys.stderr)
-    elif found.wish.max_num_seqs < wish.max_num_seqs:
+    if found.wish.checkpoint_memory != wish.checkpoint_memory:
+        print(f"plan: --checkpoint-memory {shown(wish.checkpoint_memory or 0)} is more than KV leaves room for; it "
+              f"would be lowered to {shown(found.wish.checkpoint_memory or 0)}", file=sys.stderr)
+    if found.wish.max_num_seqs < wish.max_num_seqs:
         print(f"plan: max_num_seqs {wish.max_num_seqs} is more than the states leave room for; it would be lowered to "
               f"{found.wish.max_num_seqs}", file=sys.stderr)
     return 1 if why else 0

@@ -1,23 +1,22 @@
 """The plan of a running engine: asked by every rank's worker before weights are loaded, the same answer for all."""
 from typing import Any
 
-import torch
-
 from vllm.logger import init_logger
 from vllm.overlay.model import int8
 from vllm.overlay.model.mtp_switch import mtp_is_asked
 from vllm.overlay.pictures.picture import PictureSettings
-from vllm.overlay.plan.memory import GIB, MemoryPlan, Wish, plan, settle
+from vllm.overlay.plan.memory import GIB, MemoryPlan, PlanError, Wish, plan, settle, shown
 from vllm.overlay.serving.pictures.settings import picture_input
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
 
 logger = init_logger(__name__)
 
 
-def wish_of(worker: Any, memory: int, utilization: float, free: int | None) -> Wish | None:
+def wish_of(worker: Any, memory: int, utilization: float, free: int | None, host_memory: int,
+            kv_tokens: int | None) -> Wish | None:
     """Returns what a worker's configuration asks for; None for a model whose memory is not counted here.
 
-    memory, free: bytes, see Wish; of the rank that has least.
+    memory, free, host_memory: bytes, and kv_tokens; see Wish; of the rank that has least.
     """
     model, cache, scheduler = worker.model_config, worker.cache_config, worker.scheduler_config
     if not isinstance(model.hf_config, CONFIG_CLASSES) or model.quantization not in (None, int8.NAME):
@@ -28,7 +27,10 @@ def wish_of(worker: Any, memory: int, utilization: float, free: int | None) -> W
                 ranks=worker.parallel_config.tensor_parallel_size, block_size=cache.block_size,
                 device_type=worker.device.type if worker.device.type == "cpu" else "cuda",
                 quantization=model.quantization, mtp=mtp_is_asked(),
-                patches=largest_picture(model))
+                patches=largest_picture(model), prefix_caching=cache.enable_prefix_caching,
+                checkpoint_memory=getattr(cache, "checkpoint_memory", None),
+                checkpoint_host_memory=getattr(cache, "checkpoint_host_memory", None),
+                host_memory=host_memory, kv_tokens=kv_tokens)
 
 
 def largest_picture(model_config: Any) -> int:
@@ -49,16 +51,24 @@ def largest_picture(model_config: Any) -> int:
     return min(pixels // settings.patch**2, model_config.max_model_len * settings.merge**2)
 
 
-def settle_for(worker: Any, wish: Wish, kv_is_given: bool) -> MemoryPlan:
+def settle_for(worker: Any, wish: Wish) -> MemoryPlan:
     """Makes the worker's configuration one that fits, and says so in the log of the first rank.
 
-    kv_is_given: the size of the KV cache was asked for, so that it is not for this plan to refuse.
+    Where the size of the KV cache was asked for, it is not for this plan to refuse.
 
     Raises:
         PlanError: nothing fits.
     """
-    found = plan(wish) if kv_is_given else settle(wish)
+    host = wish.checkpoint_host_memory
+    if host is not None and wish.host_memory is not None and host * wish.ranks > wish.host_memory:
+        raise PlanError(f"--checkpoint-host-memory {shown(host)} on each of {wish.ranks} ranks is more than the "
+                        f"{shown(wish.host_memory)} of main memory that are free: lower it")
+    found = plan(wish) if wish.kv_tokens is not None else settle(wish)
     first = worker.rank == 0
+    if first and found.wish.checkpoint_memory != wish.checkpoint_memory:
+        logger.warning("--checkpoint-memory is lowered from %s to %s: more would leave less KV cache than "
+                       "max_model_len %d needs.", shown(wish.checkpoint_memory or 0),
+                       shown(found.wish.checkpoint_memory or 0), wish.max_model_len)
     if found.wish.max_num_seqs < wish.max_num_seqs:
         if first:
             logger.warning("max_num_seqs is lowered from %d to %d: a sequence's recurrent state takes %.1f MiB per "
@@ -81,13 +91,3 @@ def compare(found: MemoryPlan, kv_bytes: int, workspace: int, budget: int) -> No
     line = "Memory as measured: %.2f GiB for KV (planned %.2f), a step %.2f GiB (planned %.2f)."
     say = logger.warning if abs(off) > budget // 10 else logger.info
     say(line, kv_bytes / GIB, found.kv / GIB, workspace / GIB, found.workspace / GIB)
-
-
-def least(value: int, world_size: int) -> int:
-    """The least `value` of all ranks."""
-    if world_size == 1:
-        return value
-    from vllm.distributed.parallel_state import get_world_group
-    found = torch.tensor(value, dtype=torch.int64, device="cpu")
-    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group=get_world_group().cpu_group)
-    return int(found)

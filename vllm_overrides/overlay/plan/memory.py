@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import torch
 
 from vllm.overlay.model import int8
+from vllm.overlay.plan.checkpoints import Room
 from vllm.overlay.plan.sizes import Sizes
 from vllm.overlay.plan.weights import Part, weight_parts
 from vllm.overlay.plan.workspace import Step, decoder_bytes, decoder_phases, picture_bytes
+from vllm.overlay.runtime.platform_cpu import wanted_kv_blocks
 
 GIB, MIB = 1 << 30, 1 << 20
 # On a card beside all that is counted: context, communicators, handles of libraries, fragments. What the predecessor's
@@ -27,9 +29,14 @@ class Wish(NamedTuple):
     """Model, settings and memory of one rank.
 
     config: of the whole model. memory: bytes of the device, or of a CPU's memory that this rank may take. free: bytes
-    of it that nobody else has taken; None: all. patches: of the largest picture; 0: no pictures. The last five replace
-    what would be counted: layers with KV, bytes of weights, of a sequence's state, of workspace per token, of what is
-    fixed.
+    of it that nobody else has taken; None: all. patches: of the largest picture; 0: no pictures.
+
+    prefix_caching: whether checkpoints of recurrent state are kept. checkpoint_memory, checkpoint_host_memory: bytes
+    for them on the device and on the host; None: as `vllm.overlay.plan.checkpoints` says. host_memory: bytes of main
+    memory that all ranks can take together; None: enough. kv_tokens: the size of the KV cache that was asked for.
+
+    The last five replace what would be counted: layers with KV, bytes of weights, of a sequence's state, of workspace
+    per token, of what is fixed.
     """
     config: Any
     dtype: torch.dtype
@@ -45,6 +52,11 @@ class Wish(NamedTuple):
     quantization: str | None = None
     mtp: bool = False
     patches: int = 0
+    prefix_caching: bool = False
+    checkpoint_memory: int | None = None
+    checkpoint_host_memory: int | None = None
+    host_memory: int | None = None
+    kv_tokens: int | None = None
     kv_layers: int | None = None
     weights: int | None = None
     slot: int | None = None
@@ -60,7 +72,8 @@ class Wish(NamedTuple):
 
 class MemoryPlan(NamedTuple):
     """Bytes on one rank. step: the decoder's workspace, whose largest phase is `peak`. tower: the workspace of the
-    largest picture, which is computed before the decoder runs. held: embeddings beside either."""
+    largest picture, which is computed before the decoder runs. held: embeddings beside either. num_checkpoints,
+    num_host_checkpoints: of recurrent state, each a slot's bytes, on the device and on the host."""
     wish: Wish
     parts: tuple[Part, ...]
     weights: int
@@ -71,10 +84,18 @@ class MemoryPlan(NamedTuple):
     held: int
     fixed: int
     kv_token: int
+    num_checkpoints: int = 0
+    num_host_checkpoints: int = 0
 
     @property
     def states(self) -> int:
         return self.slot * self.wish.max_num_seqs
+
+    @property
+    def checkpoints(self) -> int:
+        """Bytes of checkpoints on the device. Beside a CPU, what is called the host is the same memory."""
+        count = self.num_checkpoints + (self.num_host_checkpoints if self.wish.device_type == "cpu" else 0)
+        return self.slot * count
 
     @property
     def workspace(self) -> int:
@@ -83,7 +104,7 @@ class MemoryPlan(NamedTuple):
     @property
     def kv(self) -> int:
         """Bytes that are left for KV; negative where the rest alone is too much."""
-        return self.wish.budget - self.weights - self.states - self.workspace - self.fixed
+        return self.wish.budget - self.weights - self.states - self.checkpoints - self.workspace - self.fixed
 
     @property
     def capacity(self) -> int:
@@ -115,7 +136,8 @@ class MemoryPlan(NamedTuple):
             pictures = (f"a picture of {wish.patches} patches, before it, {shown(self.tower)}; embeddings of pictures "
                         f"{shown(self.held)}")
         rows = [("weights", self.weights, parts),
-                ("states", self.states, f"{wish.max_num_seqs} sequences of {shown(self.slot)}; checkpoints: none"),
+                ("states", self.states, f"{wish.max_num_seqs} sequences of {shown(self.slot)}"),
+                ("checkpoints", self.checkpoints, self._kept()),
                 ("workspace", self.workspace, f"a step of {wish.max_num_batched_tokens} tokens {shown(self.step)} "
                                               f"({self.peak}); {pictures}"),
                 ("fixed", self.fixed, "contexts, libraries, fragments"),
@@ -124,18 +146,27 @@ class MemoryPlan(NamedTuple):
         whose = f" of each of {wish.ranks} ranks" if wish.ranks > 1 else ""
         lines = [f"Memory plan{whose}, {str(wish.dtype)[6:]}"
                  f"{f', {wish.quantization}' if wish.quantization else ''}: {_origin(wish)}"]
-        return "\n".join(lines + [f"  {name:10}{shown(size):>11}  {what}" for name, size, what in rows])
+        return "\n".join(lines + [f"  {name:11}{shown(size):>11}  {what}" for name, size, what in rows])
+
+    def _kept(self) -> str:
+        if not self.num_checkpoints:
+            return "none"
+        one = f"{self.num_checkpoints} of {shown(self.slot)}"
+        if not self.num_host_checkpoints:
+            return f"{one}; none on the host"
+        return f"{one}; {self.num_host_checkpoints} on the host, {shown(self.num_host_checkpoints * self.slot)}"
 
     def numbers(self) -> dict[str, Any]:
         """The plan for programs, in bytes."""
         wish = self.wish
         return {"budget": wish.budget, "weights": self.weights,
                 "parts": {part.name: {"split": part.split, "whole": part.whole} for part in self.parts},
-                "slot": self.slot, "states": self.states, "step": self.step, "peak": self.peak, "tower": self.tower,
-                "held": self.held, "workspace": self.workspace, "fixed": self.fixed, "kv_token": self.kv_token,
-                "kv": self.kv, "capacity": self.capacity, "max_model_len": wish.max_model_len,
-                "max_num_seqs": wish.max_num_seqs, "max_num_batched_tokens": wish.max_num_batched_tokens,
-                "fits": self.fits}
+                "slot": self.slot, "states": self.states, "checkpoints": self.checkpoints,
+                "num_checkpoints": self.num_checkpoints, "num_host_checkpoints": self.num_host_checkpoints,
+                "step": self.step, "peak": self.peak, "tower": self.tower, "held": self.held,
+                "workspace": self.workspace, "fixed": self.fixed, "kv_token": self.kv_token, "kv": self.kv,
+                "capacity": self.capacity, "max_model_len": wish.max_model_len, "max_num_seqs": wish.max_num_seqs,
+                "max_num_batched_tokens": wish.max_num_batched_tokens, "fits": self.fits}
 
 
 def shown(size: int) -> str:
@@ -167,8 +198,27 @@ def plan(wish: Wish) -> MemoryPlan:
     layers = sizes.layers - sizes.linear_layers if wish.kv_layers is None else wish.kv_layers
     fixed = FIXED[wish.device_type] if wish.fixed is None else wish.fixed
     slot = sizes.slot_bytes if wish.slot is None else wish.slot
-    return MemoryPlan(wish, parts, weights, slot, decoder, peak, tower, held, fixed,
-                      layers * 2 * sizes.kv_heads * sizes.head * sizes.item)
+    found = MemoryPlan(wish, parts, weights, slot, decoder, peak, tower, held, fixed,
+                       layers * 2 * sizes.kv_heads * sizes.head * sizes.item)
+    return _with_checkpoints(found) if wish.prefix_caching and slot else found
+
+
+def _with_checkpoints(found: MemoryPlan) -> MemoryPlan:
+    """found: with none."""
+    wish = found.wish
+    block = found.kv_token * wish.block_size
+    needed = -(-wish.max_model_len // wish.block_size)
+    tokens = wish.kv_tokens
+    if tokens is not None:
+        needed = tokens // wish.block_size
+    elif wish.device_type == "cpu" and block:
+        tokens = wish.block_size * wanted_kv_blocks(block, wish.block_size, wish.max_model_len, wish.max_num_seqs)
+    room = Room(found.slot, found.kv, needed * block, found.capacity if tokens is None else tokens, wish.max_num_seqs,
+                wish.host_memory, wish.ranks, wish.device_type == "cpu")
+    device, host = wish.checkpoint_memory, wish.checkpoint_host_memory
+    on_device = room.on_device() if device is None else device // found.slot
+    on_host = room.on_host(on_device) if host is None else host // found.slot if on_device else 0
+    return found._replace(num_checkpoints=on_device, num_host_checkpoints=on_host)
 
 
 def step_of(wish: Wish, tokens: int | None = None) -> Step:
@@ -178,7 +228,8 @@ def step_of(wish: Wish, tokens: int | None = None) -> Step:
 
 
 def settle(wish: Wish) -> MemoryPlan:
-    """Returns a plan that fits: the wish's, or one with fewer sequences at a time.
+    """Returns a plan that fits: the wish's, or one with fewer checkpoints, or one with none and fewer sequences at a
+    time.
 
     Raises:
         PlanError: none does. The message says which other setting would.
@@ -186,6 +237,13 @@ def settle(wish: Wish) -> MemoryPlan:
     found = plan(wish)
     if found.fits:
         return found
+    if wish.checkpoint_memory is not None and found.num_checkpoints:
+        most = _largest(1, found.num_checkpoints - 1, 1,
+                        lambda count: plan(wish._replace(checkpoint_memory=count * found.slot)).fits)
+        wish = wish._replace(checkpoint_memory=most * found.slot)
+        found = plan(wish)
+        if found.fits:
+            return found
     sequences = _largest(1, wish.max_num_seqs - 1, 1, lambda value: plan(wish._replace(max_num_seqs=value)).fits)
     if sequences:
         return plan(wish._replace(max_num_seqs=sequences))

@@ -104,8 +104,14 @@ def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_n
         raise ValueError(f"too little memory: the KV cache of one sequence of max_model_len {max_model_len} takes "
                          f"{needed * block_bytes / GIB:.2f} GiB, {max(0, free) / GIB:.2f} GiB are free for it: lower "
                          f"--max-model-len to {fitting * block_size} or less")
-    wanted = max(needed, min(4 * GIB // block_bytes, needed * min(4, max_num_seqs)))
-    return min(wanted, fitting)
+    return min(wanted_kv_blocks(block_bytes, block_size, max_model_len, max_num_seqs), fitting)
+
+
+def wanted_kv_blocks(block_bytes: int, block_size: int, max_model_len: int, max_num_seqs: int) -> int:
+    """Returns how many KV blocks one rank allocates where memory suffices and nobody asked for another number: see
+    `kv_cache_blocks`."""
+    needed = -(-max_model_len // block_size)
+    return max(needed, min(4 * GIB // block_bytes, needed * min(4, max_num_seqs)))
 
 
 @contextmanager
