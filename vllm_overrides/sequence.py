@@ -18,6 +18,11 @@ class Sequence(_stock.Sequence):
         """The prompt's pictures, as the engine has put them into the inputs; None if it has none."""
         return self.inputs.get("pictures")
 
+    @cached_property
+    def boundaries(self) -> tuple[int, ...]:
+        """Token offsets, ascending, at which other prompts may part from this one (`prefix_cache.boundaries`)."""
+        return self.inputs.get("boundaries") or ()
+
     def hash_ids(self, start: int, end: int) -> list[int]:
         """Returns what identifies the content of the tokens [start, end): equal ids, equal KV and states. Token ids,
         but for placeholders of pictures (`vllm.overlay.pictures.hashing`)."""

@@ -18,21 +18,27 @@ def manager(blocks=32, caching=True, kind=BlockSpaceManagerV2):
     return kind(block_size=BLOCK, num_gpu_blocks=blocks, num_cpu_blocks=0, enable_caching=caching)
 
 
-def admit(blocks, one):
+def admit(blocks, one, hit=None):
+    """hit: leading blocks that it takes from the cache; all that are known, if not said."""
+    if blocks.enable_caching and isinstance(blocks, BlockSpaceManagerV2):
+        known = blocks.num_known_blocks(one.seqs[0]) if hit is None else hit
+        if known:
+            one.seqs[0].data.update_num_computed_tokens(known * BLOCK)
     blocks.allocate(one)
     set_running(one)
     return one
 
 
-def step(blocks, one, tokens):
-    """A whole step: scheduled, computed, succeeded."""
+def step(blocks, one, tokens=None):
+    """A whole step: scheduled, computed, succeeded. tokens: all that are left, if not said."""
+    tokens = one.seqs[0].get_num_new_tokens() if tokens is None else tokens
     blocks.mark_blocks_as_computed(one, tokens)
     blocks.step_succeeded()
     computed(one, tokens)
 
 
 def found(blocks, tokens):
-    return len(blocks.cached_prefix_blocks(group(tokens).seqs[0]))
+    return blocks.num_known_blocks(group(tokens).seqs[0])
 
 
 def test_only_what_a_finished_step_computed_is_found():
@@ -81,9 +87,9 @@ def test_freed_in_the_middle_of_a_prompt(pieces):
     blocks.free(one.seqs[0])
     assert found(blocks, PROMPT) == pieces
     assert blocks.get_num_free_gpu_blocks() == 32
-    assert blocks._gpu.evictor.num_blocks == pieces
+    assert blocks.gpu.evictor.num_blocks == pieces
     again = admit(blocks, group(PROMPT))
-    step(blocks, again, len(PROMPT))
+    step(blocks, again)
     blocks.free(again.seqs[0])
     assert found(blocks, PROMPT + [1]) == 5
 
@@ -92,14 +98,34 @@ def test_the_first_miss_ends_the_prefix():
     blocks = manager()
     one = admit(blocks, group(PROMPT))
     step(blocks, one, len(PROMPT))
-    second = blocks._hashes.get(one.seqs[0].seq_id, None)
-    assert second is None, "the chain is made when somebody asks"
-    chain = blocks.cached_prefix_blocks(one.seqs[0])
-    assert len(chain) == 4
-    allocator = blocks._gpu
-    content = blocks._hashes[one.seqs[0].seq_id][1]
-    del allocator._cached_blocks[content]
+    assert blocks.num_known_blocks(one.seqs[0]) == 4
+    del blocks.gpu._cached_blocks[blocks.chain(one.seqs[0], 2)[1]]
     assert found(blocks, PROMPT) == 1
+
+
+def test_no_more_is_hashed_than_is_known():
+    """Of a waiting prompt of 250 K tokens that nobody knows."""
+    blocks = manager()
+    seq = group(range(250_000)).seqs[0]
+    assert blocks.num_known_blocks(seq) == 0
+    assert len(blocks._chains[seq.seq_id]) == 16
+    one = admit(blocks, group(range(20 * BLOCK)))
+    step(blocks, one)
+    assert blocks.num_known_blocks(seq) == 20
+    assert len(blocks._chains[seq.seq_id]) == 32
+
+
+def test_known_blocks_are_counted_anew_once_some_are_gone():
+    blocks = manager(6)
+    one = admit(blocks, group(PROMPT))
+    step(blocks, one)
+    blocks.free(one.seqs[0])
+    seq = group(PROMPT + [1]).seqs[0]
+    assert blocks.num_known_blocks(seq) == 5
+    other = admit(blocks, group([1] * 3 * BLOCK))
+    assert blocks.num_known_blocks(seq) == 3
+    blocks.free(other.seqs[0])
+    assert found(blocks, PROMPT) == 3
 
 
 def test_equal_content_is_shared_once_it_is_computed():
@@ -108,14 +134,79 @@ def test_equal_content_is_shared_once_it_is_computed():
     two = admit(blocks, group(PROMPT))
     tables = [blocks.get_block_table(each.seqs[0]) for each in (one, two)]
     assert not set(tables[0]) & set(tables[1]), "nothing is computed yet, so nothing may be shared"
-    step(blocks, one, len(PROMPT))
-    step(blocks, two, len(PROMPT))
-    three = admit(blocks, group(PROMPT))
-    assert blocks.get_block_table(three.seqs[0]) == tables[0]
+    step(blocks, one)
+    step(blocks, two)
+    three = admit(blocks, group(PROMPT + [1]))
+    assert blocks.get_block_table(three.seqs[0])[:5] == tables[0]
     for each in (one, two, three):
         blocks.free(each.seqs[0])
     assert blocks.get_num_free_gpu_blocks() == 32
-    assert blocks._gpu.evictor.num_blocks == 5, "the second copy is not kept"
+    assert blocks.gpu.evictor.num_blocks == 5, "the second copy is not kept"
+
+
+def test_blocks_beyond_the_hit_are_private():
+    """Their content is known, but it is computed again, and who reads the known blocks must not see that."""
+    blocks = manager()
+    one = admit(blocks, group(PROMPT))
+    step(blocks, one)
+    two = admit(blocks, group(PROMPT), hit=2)
+    tables = [blocks.get_block_table(each.seqs[0]) for each in (one, two)]
+    assert tables[0][:2] == tables[1][:2] and not set(tables[0][2:]) & set(tables[1])
+    assert blocks.can_allocate(group(range(100, 100 + 24 * BLOCK))) == AllocStatus.OK
+    assert blocks.can_allocate(group(range(100, 100 + 24 * BLOCK + 1))) == AllocStatus.LATER, "32 - 5 - 3 are free"
+    step(blocks, two)
+    assert found(blocks, PROMPT + [1]) == 5
+    for each in (one, two):
+        blocks.free(each.seqs[0])
+    assert blocks.get_num_free_gpu_blocks() == 32
+
+
+def test_what_was_just_computed_stands_in_for_an_unused_copy():
+    """Otherwise the old copies, unused for long, are given up first, and what follows them cannot be found any more."""
+    blocks = manager()
+    one = admit(blocks, group(PROMPT))
+    step(blocks, one)
+    blocks.free(one.seqs[0])
+    two = admit(blocks, group(PROMPT + list(range(3 * BLOCK))), hit=2)
+    step(blocks, two)
+    assert blocks.gpu.evictor.num_blocks == 0 and blocks.get_num_free_gpu_blocks() == 32 - 8
+    third = admit(blocks, group(PROMPT + [1]))
+    assert blocks.get_block_table(third.seqs[0])[:5] == blocks.get_block_table(two.seqs[0])[:5]
+
+
+def test_a_copy_is_entered_when_the_other_is_gone():
+    blocks = manager(9)
+    one = admit(blocks, group(PROMPT[:2 * BLOCK]))
+    step(blocks, one)
+    two = admit(blocks, group(PROMPT), hit=0)
+    step(blocks, two)
+    blocks.free(one.seqs[0])
+    other = admit(blocks, group([1] * 4 * BLOCK))
+    assert found(blocks, PROMPT) == 0, "the first's blocks have gone to the other"
+    blocks.free(two.seqs[0])
+    assert found(blocks, PROMPT + [1]) == 5
+    blocks.free(other.seqs[0])
+    assert blocks.get_num_free_gpu_blocks() == 9
+
+
+def test_reset_forgets_everything_and_disturbs_nobody():
+    blocks = manager()
+    gone = admit(blocks, group([7] * 3 * BLOCK))
+    step(blocks, gone)
+    blocks.free(gone.seqs[0])
+    one = admit(blocks, group(PROMPT))
+    step(blocks, one, 2 * BLOCK)
+    blocks.forget_all()
+    assert found(blocks, PROMPT) == found(blocks, [7] * 20) == 0
+    step(blocks, one, 2 * BLOCK)
+    assert found(blocks, PROMPT) == 0, "what follows a forgotten beginning"
+    two = admit(blocks, group(PROMPT))
+    assert not set(blocks.get_block_table(one.seqs[0])) & set(blocks.get_block_table(two.seqs[0]))
+    step(blocks, two)
+    for each in (one, two):
+        blocks.free(each.seqs[0])
+    assert blocks.get_num_free_gpu_blocks() == 32
+    assert found(blocks, PROMPT + [1]) == 5
 
 
 def test_decoding_fills_blocks_that_are_then_found():
@@ -162,9 +253,12 @@ def test_blocks_that_others_hold_need_no_room():
     blocks = manager(8)
     one = admit(blocks, group(PROMPT))
     step(blocks, one, len(PROMPT))
-    assert blocks.can_allocate(group(PROMPT + [1])) == AllocStatus.OK
+    two = group(PROMPT + [1])
+    assert blocks.can_allocate(two) == AllocStatus.LATER, "nobody said that it has a hit"
+    two.seqs[0].data.update_num_computed_tokens(5 * BLOCK)
+    assert blocks.can_allocate(two) == AllocStatus.OK
     assert blocks.can_allocate(group(list(range(5 * BLOCK + 1)))) == AllocStatus.LATER
-    two = admit(blocks, group(PROMPT + [1]))
+    admit(blocks, two, hit=0)
     assert blocks.get_num_free_gpu_blocks() == 2
     assert blocks.get_block_table(two.seqs[0])[:5] == blocks.get_block_table(one.seqs[0])
 
@@ -220,16 +314,17 @@ def test_blocks_are_known_by_what_their_pictures_show():
     one = admit(blocks, pictured_group(6, shown, 10))
     length = one.seqs[0].get_len()
     step(blocks, one, length)
-    found_blocks = [len(blocks.cached_prefix_blocks(pictured_group(6, this, 10).seqs[0])) for this in (shown, other)]
+    found_blocks = [blocks.num_known_blocks(pictured_group(6, this, 10).seqs[0]) for this in (shown, other)]
     assert found_blocks == [(length - 1) // BLOCK, 1], "only the block before the other picture is shared"
     assert found(blocks, one.seqs[0].get_token_ids()) == 1, "a text of placeholder ids is another content"
     second = admit(blocks, pictured_group(6, other, 10))
     third = admit(blocks, pictured_group(6, shown, 10))
     tables = [blocks.get_block_table(this.seqs[0]) for this in (one, second, third)]
     assert tables[0][:1] == tables[1][:1] and not set(tables[0][1:]) & set(tables[1])
-    assert tables[0] == tables[2]
-    step(blocks, second, length)
-    assert len(blocks.cached_prefix_blocks(pictured_group(6, other, 10).seqs[0])) == (length - 1) // BLOCK
+    known = (length - 1) // BLOCK
+    assert tables[0][:known] == tables[2][:known]
+    step(blocks, second)
+    assert blocks.num_known_blocks(pictured_group(6, other, 10).seqs[0]) == (length - 1) // BLOCK
     for this in (one, second, third):
         blocks.free(this.seqs[0])
     assert blocks.get_num_free_gpu_blocks() == 32
@@ -247,4 +342,4 @@ def test_an_answer_behind_pictures_is_found():
     longer = pictured_group(3, picture(4, 4), 1)
     for token in range(7, 16):
         appended(longer, token)
-    assert len(blocks.cached_prefix_blocks(longer.seqs[0])) == (8 + 9 - 1) // BLOCK
+    assert blocks.num_known_blocks(longer.seqs[0]) == (8 + 9 - 1) // BLOCK

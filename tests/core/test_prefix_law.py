@@ -202,7 +202,8 @@ def test_nothing_is_leaked(engine):
     assert not engine.has_unfinished_requests()
     assert scheduler.block_manager.get_num_free_gpu_blocks() == engine.cache_config.num_gpu_blocks
     assert not scheduler.block_manager.block_tables
-    assert not scheduler.block_manager._hashes and not scheduler.block_manager._entered
+    assert not scheduler.block_manager._chains and not scheduler.block_manager._entered
+    assert not scheduler.prefixes._running and not scheduler.prefixes._starts
 
 
 @pytest.mark.parametrize("seed", range(4))

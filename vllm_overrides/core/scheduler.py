@@ -1,16 +1,22 @@
-"""The scheduler: stock's, with prefix hits counted here, preemption always by recomputation, the slots of recurrent
-state, and the book of pictures."""
+"""The scheduler: stock's, with prefix hits and checkpoints of recurrent state, preemption always by recomputation, and
+the books of state slots and pictures."""
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from vllm.core import scheduler_stock as _stock
 from vllm.overlay.hybrid.slots import SlotTable
+from vllm.overlay.hybrid.state_orders import ZERO
 from vllm.overlay.pictures.book import PictureBook
-from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager, is_hashed
+from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager
+from vllm.overlay.prefix_cache.coordinator import PrefixCache
 from vllm.overlay.prefix_cache.stats import PrefixCacheStats
 from vllm.sequence import Sequence, SequenceGroup, SequenceGroupMetadata, SequenceStatus
 from vllm.utils import Device
+
+# How many waiting groups are looked at in a step, beyond as many as can run: some of them may wait for others.
+_WINDOW = 8
 
 
 class Scheduler(_stock.Scheduler):
@@ -24,10 +30,21 @@ class Scheduler(_stock.Scheduler):
         self.user_specified_preemption_mode = "recompute"
         num_slots = getattr(self.cache_config, "num_state_slots", 0)
         self.slots: SlotTable | None = SlotTable(num_slots) if num_slots else None
+        self.cache_stats = PrefixCacheStats()
+        self.prefixes = self._make_prefix_cache(num_slots)
         # Set by the engine of a model that takes pictures.
         self.pictures: PictureBook | None = None
         self._preempted = False
-        self.cache_stats = PrefixCacheStats()
+
+    def _make_prefix_cache(self, num_slots: int) -> PrefixCache | None:
+        """Returns None where prompts are not cut, and where there is state but no room for checkpoints of it."""
+        cache = self.cache_config
+        device = getattr(cache, "num_checkpoint_slots", 0)
+        if (self._manager is None or not cache.enable_prefix_caching or (num_slots and not device)
+                or not self.scheduler_config.chunked_prefill_enabled or self.scheduler_config.is_multi_step):
+            return None
+        return PrefixCache(self._manager, self.cache_stats, num_slots, device,
+                           getattr(cache, "num_host_checkpoint_slots", 0))
 
     @property
     def _manager(self) -> ComputedBlockManager | None:
@@ -40,32 +57,60 @@ class Scheduler(_stock.Scheduler):
         for group in metadata:
             if group.is_prompt:
                 _forget_known_prompt_logprobs(group)
+        captures = self.prefixes.scheduled(_rows(outputs.scheduled_seq_groups)) if self.prefixes is not None else {}
         if self.slots is not None:
             for group in metadata:
                 (seq_id, ) = group.seq_data
-                group.state_orders = self.slots.orders(seq_id)
+                group.state_orders = self.slots.orders(seq_id, captures.get(seq_id, ()))
+            if self.prefixes is not None and metadata:
+                metadata[0].state_moves = self.prefixes.moves
         if self.pictures is not None and metadata:
             metadata[0].step_pictures = self.pictures.step(_rows(outputs.scheduled_seq_groups))
         return metadata, outputs, allow_async
 
     def step_succeeded(self) -> None:
-        """Tells the block manager that the last scheduled step was computed. Called before its sequences can be
-        freed."""
-        if self._manager is not None:
+        """Says that the last scheduled step was computed. Called before its sequences can be freed."""
+        if self.prefixes is not None:
+            self.prefixes.step_succeeded()
+        elif self._manager is not None:
             self._manager.step_succeeded()
 
     def step_failed(self) -> None:
-        """Says that the last scheduled step was not computed. Its groups must be aborted."""
-        if self._manager is not None:
+        """Says that the last scheduled step was not computed. Its groups must be aborted, or `recompute`d."""
+        if self.prefixes is not None:
+            self.prefixes.step_failed()
+        elif self._manager is not None:
             self._manager.step_failed()
         if self.pictures is not None:
             self.pictures.step_failed()
 
+    def recompute(self, seq_groups: Iterable[SequenceGroup]) -> None:
+        """Puts running groups back to the head of the queue, in their order, to be computed again."""
+        for seq_group in reversed(list(seq_groups)):
+            self.running.remove(seq_group)
+            self._forget_partial_logprobs(seq_group)
+            self._preempt_by_recompute(seq_group)
+            self.waiting.appendleft(seq_group)
+
     def distrust(self, seq_group: SequenceGroup) -> None:
         """Keeps all that a running group has computed or reused from being reused again. It must be aborted next."""
-        if self._manager is not None:
-            for seq in seq_group.get_seqs():
+        for seq in seq_group.get_seqs():
+            if self.prefixes is not None:
+                self.prefixes.distrust(seq)
+            elif self._manager is not None:
                 self._manager.distrust(seq)
+
+    def drop_checkpoints(self, tags: Iterable[int]) -> None:
+        """Forgets checkpoints that a worker does not hold. Called after `step_failed`."""
+        if self.prefixes is not None:
+            self.prefixes.store.drop_tags(tags)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all prefixes, at any time. Groups that run go on, and leave nothing behind."""
+        if self.prefixes is not None:
+            self.prefixes.reset()
+        elif self._manager is not None:
+            self._manager.forget_all()
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Share of prompt tokens that were not computed again; -1 without prefix caching. Stock counts blocks not yet
@@ -78,6 +123,8 @@ class Scheduler(_stock.Scheduler):
         """Called at finish, abort and preemption alike."""
         if self.slots is not None:
             self.slots.free(seq.seq_id)
+        if self.prefixes is not None:
+            self.prefixes.free(seq)
         if self.pictures is not None:
             self.pictures.forget(seq.seq_id)
         super().free_seq(seq)
@@ -99,50 +146,65 @@ class Scheduler(_stock.Scheduler):
                 return seq.get_len()    # Uncut, so that the caller sees that it is too long.
             if enable_chunking and self.slots is not None and not self.slots.num_free:
                 return 0
-            self._start_from_prefix(seq_group, seq, enable_chunking)
+            # Asked anew until it is admitted: the cache moves on.
+            seq.reset_state_for_recompute()
+            cached = self.prefixes.start(seq_group, seq) if self.prefixes is not None else 0
+            if cached:
+                seq.data.update_num_computed_tokens(cached)
         num_new_tokens = sum(seq.get_num_new_tokens() for seq in seqs)
         assert num_new_tokens > 0
         if enable_chunking and len(seqs) == 1:
+            if self.prefixes is not None:
+                num_new_tokens = self.prefixes.piece(seqs[0], num_new_tokens)
             return min(num_new_tokens, budget.remaining_token_budget())
         return num_new_tokens
 
-    def _start_from_prefix(self, seq_group: SequenceGroup, seq: Sequence, enable_chunking: bool) -> None:
-        """Sets how many tokens of a waiting sequence need no computing. Asked anew until it is admitted: the cache
-        moves on."""
-        seq.reset_state_for_recompute()
-        params = seq_group.sampling_params
-        if (enable_chunking and self.cache_config.enable_prefix_caching and self._manager is not None
-                and params is not None and params.prompt_logprobs is None and is_hashed(seq_group)):
-            cached = len(self._manager.cached_prefix_blocks(seq)) * self.cache_config.block_size
-            if cached:
-                seq.data.update_num_computed_tokens(cached)
-
     def _allocate_and_set_running(self, seq_group: SequenceGroup) -> None:
         (seq, ) = seq_group.get_seqs(status=SequenceStatus.WAITING)
-        cached = seq.data.get_num_computed_tokens()
         super()._allocate_and_set_running(seq_group)
+        init = self.prefixes.admitted(seq_group, seq) if self.prefixes is not None else (ZERO, 0)
         if self.slots is not None:
-            self.slots.allocate(seq.seq_id)
+            self.slots.allocate(seq.seq_id, *init)
         if seq_group.num_cached_tokens is None:
-            seq_group.num_cached_tokens = cached
-            self.cache_stats.admitted(seq.get_len(), cached, "cold")
+            seq_group.num_cached_tokens = 0
 
     def _preempt(self, seq_group: SequenceGroup, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
         self._preempted = True
-        if not any(seq.get_output_len() for seq in seq_group.get_seqs()):
-            seq_group.prompt_logprobs = None    # Part of them; all will come again.
+        self._forget_partial_logprobs(seq_group)
         return super()._preempt(seq_group, *args, **kwargs)
+
+    @staticmethod
+    def _forget_partial_logprobs(seq_group: SequenceGroup) -> None:
+        """All of a prompt's logprobs will come again, if some of them are known."""
+        if not any(seq.get_output_len() for seq in seq_group.get_seqs()):
+            seq_group.prompt_logprobs = None
 
     def _schedule_prefills(self, budget: _stock.SchedulingBudget, curr_loras: set[int] | None,
                            enable_chunking: bool = False) -> _stock.SchedulerPrefillOutputs:
         """Admits nobody in a step that preempted: the newcomer would overtake, and take the room of, who has just lost
-        it."""
+        it. Passes over those who wait for another's prefix."""
         if self._preempted and enable_chunking:
             return _stock.SchedulerPrefillOutputs.create_empty()
         if enable_chunking and self.scheduler_config.policy == "priority":
             # Stock looks at priorities only where prompts are not cut. Nobody who runs is pushed out for another here.
             self.waiting = deque(sorted(self.waiting, key=lambda group: (group.priority, group.arrival_time)))
-        return super()._schedule_prefills(budget, curr_loras, enable_chunking)
+        room = min(budget.max_num_seqs - budget.num_curr_seqs, budget.remaining_token_budget())
+        if self.prefixes is None or room < 1:
+            return super()._schedule_prefills(budget, curr_loras, enable_chunking)
+        window = list(islice(self.waiting, budget.max_num_seqs + _WINDOW))
+        ready, others = self.prefixes.may_start(window, room)
+        rest, self.waiting = self.waiting, deque(ready)
+        outputs = super()._schedule_prefills(budget, curr_loras, enable_chunking)
+        left = {group.request_id for group in (*self.waiting, *others)}
+        for _ in window:
+            rest.popleft()
+        rest.extendleft(group for group in reversed(window) if group.request_id in left)
+        self.waiting = rest
+        for group in outputs.ignored_seq_groups:
+            for seq in group.get_seqs():
+                self.prefixes.free(seq)
+                self.block_manager.free(seq)
+        return outputs
 
 
 def _rows(scheduled: Iterable[Any]) -> Iterator[tuple[Sequence, int, int]]:

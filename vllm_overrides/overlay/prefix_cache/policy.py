@@ -94,12 +94,12 @@ class Policy:
         """Returns what a checkpoint is worth keeping; the lowest goes first.
 
         It is the logarithm of the tokens it saves, times how often it has proved to be where prompts part, halved for
-        every half-life since its last use. So that it need not be made anew as time goes by, it is not the old ones that
-        lose, but the new ones that gain.
+        every half-life since its last use. So that it need not be made anew as time goes by, the old do not lose, but
+        the new gain.
 
-        saved: tokens from the next checkpoint before it. hits: restores; the first one says little, because mostly it is
-        a conversation that goes on and leaves a later checkpoint behind. last_use: admitted requests before it was taken
-        or hit. slots: on the device.
+        saved: tokens from the next checkpoint before it. hits: restores; the first one says little, because mostly a
+        conversation goes on and leaves a later checkpoint behind. last_use: admitted requests before it was taken or
+        hit. slots: on the device.
         """
         worth = max(saved, 1) * (1.0 if key else self.grid_weight) * max(hits, 1)
         return math.log2(worth) + last_use / max(1.0, self.half_life * slots)
