@@ -2,9 +2,9 @@
 import json
 
 import pytest
+
 from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
 from vllm.overlay.prefix_cache.policy import Policy
-
 from worklogs import cache_sim
 
 CLASSES = (Policy, CheckpointStore)
