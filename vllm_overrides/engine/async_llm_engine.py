@@ -15,8 +15,7 @@ class _AsyncLLMEngine(_stock._AsyncLLMEngine):
         try:
             return await super().step_async(virtual_engine)
         except Exception as error:
-            self._survive(virtual_engine, error)
-            return []
+            return self._survive(virtual_engine, error)
 
 
 class AsyncLLMEngine(_stock.AsyncLLMEngine):

@@ -8,7 +8,8 @@ from vllm.engine import llm_engine_stock as _stock
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.fanout import FanOut, FanOuts
-from vllm.overlay.engine.step_failure import StepFailed, abandon_step, can_go_on
+from vllm.overlay.engine.step_failure import StepFailed, abandon_step, can_go_on, recompute_step
+from vllm.overlay.hybrid import CheckpointError
 from vllm.overlay.hybrid.plan import plan_slots
 from vllm.overlay.pictures.book import PictureBook
 from vllm.overlay.pictures.picture import PictureSettings
@@ -30,6 +31,8 @@ class LLMEngine(_stock.LLMEngine):
         self.fanouts = FanOuts()
         # Of requests that failed alone in a step whose outputs were returned; raised by the next ones.
         self._failures: deque[StepFailed] = deque()
+        # Of checkpoints that the workers missed, and the scheduler should have forgotten.
+        self._missed: set[int] = set()
         plan_slots(kwargs["model_config"], kwargs["cache_config"], kwargs["scheduler_config"],
                    kwargs["parallel_config"])
         self.picture_settings = PictureSettings.of(kwargs["model_config"].hf_config)
@@ -116,23 +119,27 @@ class LLMEngine(_stock.LLMEngine):
         try:
             return super().step()
         except Exception as error:
-            self._survive(0, error, self._let_ranks_rest)
-            return []
+            return self._survive(0, error, self._let_ranks_rest)
 
     def _before_step(self, virtual_engine: int) -> None:
         if not self.scheduler_config.is_multi_step:
             # So that a failure tells whether this step had been scheduled.
             self.scheduler_contexts[virtual_engine].scheduler_outputs = None
 
-    def _survive(self, virtual_engine: int, error: Exception, and_then: Callable[[], None] | None = None) -> None:
+    def _survive(self, virtual_engine: int, error: Exception,
+                 and_then: Callable[[], None] | None = None) -> list[RequestOutput | EmbeddingRequestOutput]:
         if not can_go_on(self, virtual_engine):
             raise error
+        if isinstance(error, CheckpointError) and self._missed.isdisjoint(error.tags):
+            self._missed.update(error.tags)
+            return recompute_step(self, virtual_engine, error)
         failure = abandon_step(self, virtual_engine, error)
         if and_then is not None:
             and_then()
         if self.on_step_failure is None:
             raise failure from error
         self.on_step_failure(failure)
+        return []
 
     def reset_prefix_cache(self) -> None:
         """Forgets every prefix that was computed; running requests go on."""

@@ -1,8 +1,11 @@
-"""A step that raises fails the requests that were in it; the engine goes on with the others."""
+"""A step that raises fails the requests that were in it; the engine goes on with the others. One that misses a
+checkpoint was not begun, and fails nobody: its requests are computed again without it."""
 from collections.abc import Sequence
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.outputs import RequestOutput, RequestOutputFactory
+from vllm.overlay.hybrid.checkpoint_error import CheckpointError
 
 logger = init_logger(__name__)
 
@@ -53,7 +56,35 @@ def abandon_step(engine: Any, virtual_engine: int, error: Exception) -> StepFail
     scheduler.step_failed()
     engine.abort_request([group.request_id for group in groups] + failed)
     scheduler.free_finished_seq_groups()
+    _forget_outputs(context)
+    return StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}", failed)
+
+
+def recompute_step(engine: Any, virtual_engine: int, error: CheckpointError) -> list[RequestOutput]:
+    """Puts everything that was in the step back to be computed again, from checkpoints that the workers have.
+
+    Returns the outputs of requests that are over without having been computed, as stock's step would have.
+    """
+    context = engine.scheduler_contexts[virtual_engine]
+    scheduler = engine.scheduler[virtual_engine]
+    groups = [scheduled.seq_group for scheduled in context.scheduler_outputs.scheduled_seq_groups]
+    ignored = list(context.scheduler_outputs.ignored_seq_groups)
+    logger.warning("A step begins anew, and its requests without what they had restored (%s): %s",
+                   ", ".join(group.request_id for group in groups), error)
+    scheduler.cache_stats.failures += 1
+    scheduler.step_failed()
+    scheduler.drop_checkpoints(error.tags)
+    scheduler.recompute(groups)
+    _forget_outputs(context)
+    outputs = [RequestOutputFactory.create(group, use_cache=engine.use_cached_outputs) for group in ignored]
+    outputs = [output for output in outputs if output is not None]
+    scheduler.free_finished_seq_groups()
+    if outputs and engine.process_request_outputs_callback is not None:
+        engine.process_request_outputs_callback(outputs)
+    return outputs
+
+
+def _forget_outputs(context: Any) -> None:
     context.output_queue.clear()
     context.request_outputs.clear()
     context.scheduler_outputs = None
-    return StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}", failed)
