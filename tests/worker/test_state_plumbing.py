@@ -123,22 +123,38 @@ def test_what_the_model_is_told(toy):
     assert get_state_step() is None
 
 
-def test_prefix_caching_is_off_with_a_line_that_says_so(toy, plain, caplog):
-    import logging
-    logger = logging.getLogger("vllm")
-    logger.addHandler(caplog.handler)
-    try:
-        engine = make_engine(toy, enable_prefix_caching=True)
-    finally:
-        logger.removeHandler(caplog.handler)
-    lines = [record.getMessage() for record in caplog.records]
-    assert sum("Prefix caching is off" in line for line in lines) == 1
-    assert sum(line.startswith("Recurrent state: 8 slots of") for line in lines) == 1, lines
-    assert not engine.cache_config.enable_prefix_caching
-    for _ in range(2):
+def test_prefixes_are_restored(toy, plain):
+    """Of the states after 64 tokens, and the last whole block, of each prompt."""
+    engine = make_engine(toy, enable_prefix_caching=True)
+    for cached in (0, 1, 1):
         outputs = run(engine, PROMPTS, greedy(TOKENS))
         assert_same(outputs, plain)
-        assert {output.num_cached_tokens for output in outputs} == {0}
+        assert [output.num_cached_tokens for output in outputs] == [cached * hit for hit in (0, 0, 0, 0, 0, 128, 192,
+                                                                                            288)]
+    assert engine.scheduler[0].slots.num_free == 8
+
+
+def test_a_wrong_checkpoint_breaks_the_law(toy, plain, monkeypatch):
+    """Negative control: restored is what another slot holds, or nothing."""
+    for wrong in (lambda self, slots, inits: None,
+                  lambda self, slots, inits: apply(self, slots, [init + 1 if init > 8 else init for init in inits])):
+        engine = make_engine(toy, enable_prefix_caching=True)
+        run(engine, PROMPTS, greedy(TOKENS))
+        apply = StatePool.apply_init
+        with monkeypatch.context() as patch, pytest.raises(AssertionError, match="request"):
+            patch.setattr(StatePool, "apply_init", wrong)
+            assert_same(run(engine, PROMPTS[5:], greedy(TOKENS)), plain[5:])
+
+
+def test_prefix_caching_needs_pieces(toy):
+    from vllm import EngineArgs
+    from vllm.overlay.hybrid.plan import plan_slots
+    config = EngineArgs(str(toy), skip_tokenizer_init=True, enable_prefix_caching=True, max_model_len=1024,
+                        max_num_batched_tokens=1024).create_engine_config()
+    assert config.scheduler_config.chunked_prefill_enabled
+    config.scheduler_config.chunked_prefill_enabled = False
+    with pytest.raises(ValueError, match=r"^prefix caching without chunked prefill .* not supported"):
+        plan_slots(config.model_config, config.cache_config, config.scheduler_config, config.parallel_config)
 
 
 def test_the_pool_counts_against_the_kv_budget(toy, monkeypatch):
@@ -186,14 +202,14 @@ def test_checkpoints_reach_the_model(toy):
     runner, slots = runner_of(engine), engine.scheduler[0].slots
     embedding, orders = runner.model.model.embed_tokens, slots.orders
     pool = runner.state_pool = StatePool(runner.state_pool.spec, 4, torch.device("cpu"), 1, 2)
-    slots.orders = lambda seq_id: orders(seq_id)._replace(captures=((100, 4, 7), ))
+    slots.orders = lambda seq_id, captures: orders(seq_id, ((100, 4, 7), ))
     run(engine, [tokens], greedy(1))
     saved = (pool.conv[:, 4].clone(), pool.recurrent[:, 4, 0, 0].clone())
     empty = (torch.zeros(toy_recurrent.LAYERS, 64, 2), torch.zeros(toy_recurrent.LAYERS, 64))
     assert_close(saved, states_after(embedding, tokens[:100], *empty))
     started = []
     for init, moves in ((4, ((4, 6, 7), )), (6, ())):
-        slots.orders = lambda seq_id, init=init: orders(seq_id)._replace(init=init, init_tag=7)
+        slots.orders = lambda seq_id, captures, init=init: orders(seq_id)._replace(init=init, init_tag=7)
         pool.recurrent[:, 0] = pool.conv[:, 0] = float("nan")
         with moving(engine, moves):
             add(engine, f"from {init}", tail, greedy(1))

@@ -23,8 +23,8 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
     """Sets `cache_config.num_state_slots`, which scheduler and workers both go by: one slot per sequence that can run,
     or 0.
 
-    Prefix caching is switched off for hybrid models: a hit on KV blocks without the state at the same place would be
-    wrong.
+    Prefix caching stays as asked; whether there is room for checkpoints is seen when the pool is made
+    (`allocate_pool`).
 
     Raises:
         ValueError: the model has recurrent state and the engine is to run in a way that cannot carry it.
@@ -36,14 +36,12 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
                            ("capture in CUDA graphs (give --enforce-eager)", not model_config.enforce_eager),
                            ("multi-step scheduling", scheduler_config.is_multi_step),
                            ("lookahead slots (speculative decoding)", scheduler_config.num_lookahead_slots > 0),
-                           ("delta messages to the workers", scheduler_config.send_delta_data)):
+                           ("delta messages to the workers", scheduler_config.send_delta_data),
+                           ("prefix caching without chunked prefill (leave --enable-chunked-prefill alone)",
+                            cache_config.enable_prefix_caching and not scheduler_config.chunked_prefill_enabled)):
         if wrong:
             raise ValueError(f"{problem} is not supported for models with recurrent state")
     cache_config.num_state_slots = scheduler_config.max_num_seqs
-    if cache_config.enable_prefix_caching:
-        logger.warning(
-            "Prefix caching is off: this model has recurrent state, which the prefix cache does not hold yet.")
-        cache_config.enable_prefix_caching = False
 
 
 def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device, checkpoints: tuple[int, int] | None = None,
@@ -53,7 +51,8 @@ def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device, che
 
     Sets `cache_config.num_checkpoint_slots` and `num_host_checkpoint_slots`, which scheduler and workers both go by;
     without prefix caching both are 0. Where there is room for no checkpoint, prefix caching is switched off with a line
-    that says so: a hit on KV blocks without the state at the same place would be wrong.
+    that says so: a hit on KV blocks without the state at the same place would be wrong. `state_slot_bytes` is for
+    metrics.
 
     checkpoints: how many on the device and on the host; None: the sizes that were asked for. free: bytes that the
     device's part may take; None = the device will say.
@@ -71,6 +70,7 @@ def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device, che
     if get_spec is None:
         return None
     spec = get_spec()
+    cache_config.state_slot_bytes = spec.slot_bytes
     on_device, on_host = 0, 0
     if cache_config.enable_prefix_caching:
         on_device, on_host = checkpoints or _asked_for(cache_config, spec.slot_bytes)
