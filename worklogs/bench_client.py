@@ -125,12 +125,12 @@ class OthersMeter:
         tick = os.sysconf("SC_CLK_TCK")
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
-        return ((user + nice + system + irq + softirq) / tick, _tree_seconds({self.server, os.getpid()}, tick),
+        return ((user + nice + system + irq + softirq) / tick, _tree_seconds(self.server, tick) + time.process_time(),
                 time.perf_counter())
 
 
-def _tree_seconds(roots: set[int], tick: int) -> float:
-    """Processor seconds of processes and of all below them that live."""
+def _tree_seconds(root: int, tick: int) -> float:
+    """Processor seconds of a process and of all below it that live."""
     parents, used = {}, {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -144,8 +144,8 @@ def _tree_seconds(roots: set[int], tick: int) -> float:
     total = 0.0
     for process in used:
         above = process
-        while above not in roots and above in parents:
+        while above != root and above in parents:
             above = parents[above]
-        if above in roots:
+        if above == root:
             total += used[process]
     return total

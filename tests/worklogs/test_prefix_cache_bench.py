@@ -102,13 +102,14 @@ def test_the_limit_of_a_warm_prompt():
 
 def test_others_load_is_told_from_the_servers():
     code = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
-    with subprocess.Popen([sys.executable, "-c", code]) as busy:
-        its_server, another = OthersMeter(busy.pid), OthersMeter(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", code]) as busy, subprocess.Popen(["sleep", "20"]) as idle:
+        its_server, another = OthersMeter(busy.pid), OthersMeter(idle.pid)
         its_server.start()
         another.start()
         time.sleep(1.0)
         without, with_it = its_server.cores(), another.cores()
         busy.kill()
+        idle.kill()
     print(f"others use {without} cores beside the busy process, {with_it} with it")
     assert without is not None and with_it is not None and with_it - without > 0.1
     assert OthersMeter(None).cores() is None
