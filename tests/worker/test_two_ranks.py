@@ -146,6 +146,18 @@ def test_the_prefix_cache_was_hit(played):
     assert cached == [[0] * 5, [0, 0, 16, 48, 128]], cached
 
 
+def test_checkpoints_of_a_rank(played):
+    """Restored on both ranks; where either lacks them, or they are spoilt, both compute the requests again, cold, and
+    leave new ones. Alone or with another, the tokens are the same."""
+    one, two = (each["moe-cached"] for each in played)
+    for key, found in two.items():
+        assert_same(found.outputs, one["cold"].outputs)
+        cached = [output.num_cached_tokens for output in found.outputs]
+        assert all(cached) if key.startswith("warm") else cached == [0, 0, 0], (key, cached)
+        assert bool(found.missed) == key.startswith(("lost", "spoilt")), (key, found.missed)
+        assert found.missed == one[key].missed, (key, found.missed, one[key].missed)
+
+
 def test_a_rank_with_wrong_slots_is_noticed(played):
     """Negative control: the second rank, alone, exchanges the slots of two rows in every second step."""
     two, one = played[1]["moe"]["mistaken slots"], played[0]["moe"]["together"]

@@ -30,6 +30,7 @@ SEQS = 4
 BLOCKS = 64
 PROMPTS = [prompt(length) for length in (1, 2, 17, 50, 130)]
 FORCED = [prompt(length) for length in (5, 40, 67, 129)]
+CACHED = [prompt(length) for length in (130, 200, 90)]
 BUDGET = 48
 # KV heads fewer than ranks, so that both have all of them; as many as ranks; and, without state, one again.
 HYBRIDS = {
@@ -38,12 +39,16 @@ HYBRIDS = {
     "dense": {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text",
               **text(64, 4, 4, (4, 2, 32), (2, 6, 16, 8), 4, 0.5, intermediate_size=72)},
 }
-DTYPES = {"moe": "float32", "dense": "float32", "attention": "float32", "dense-bfloat16": "bfloat16"}
+HYBRIDS["moe-cached"] = HYBRIDS["moe"]
+DTYPES = {"moe": "float32", "dense": "float32", "attention": "float32", "moe-cached": "float32",
+          "dense-bfloat16": "bfloat16"}
 
 
 def write_models(folder: Path) -> None:
     for name, config in HYBRIDS.items():
-        write_checkpoint(folder / name, {**config, "dtype": "float32"}, seed=1, adjust=flatter)
+        if not name.endswith("-cached"):
+            write_checkpoint(folder / name, {**config, "dtype": "float32"}, seed=1, adjust=flatter)
+    (folder / "moe-cached").symlink_to("moe")
     (folder / "dense-bfloat16").symlink_to("dense")
     tiny_models.make_qwen2(folder / "attention", num_key_value_heads=1, vocab_size=VOCABULARY)
 
@@ -69,6 +74,21 @@ class Worker(CPUWorker):
     def forget(self, slot: int) -> None:
         """Clears a slot that holds NaN."""
         self.model_runner.state_pool.apply_init([slot], [ZERO])
+
+    def with_checksums(self) -> None:
+        """As VLLM_OVERLAY_CHECKPOINT_CHECKSUMS=1 does."""
+        self.model_runner.state_pool._with_checksums = True
+
+    def lose_checkpoints(self, rank: int) -> None:
+        """Makes this rank forget what its checkpoint slots hold."""
+        if self.rank == rank:
+            self.model_runner.state_pool._held.clear()
+
+    def spoil_checkpoints(self, rank: int) -> None:
+        """Changes what this rank's checkpoint slots hold."""
+        pool = self.model_runner.state_pool
+        if self.rank == rank:
+            pool.recurrent[:, pool.num_live:] += 1
 
     def mistake_slots(self, ranks: tuple[int, ...]) -> None:
         """Makes these ranks exchange the slots of the first two rows, every second step."""
@@ -119,7 +139,7 @@ def make_engine(folder: Path, name: str, ranks: int) -> LLMEngine:
     config = EngineArgs(
         model=str(folder / name), skip_tokenizer_init=True, dtype=DTYPES[name], max_model_len=256, max_num_seqs=SEQS,
         max_num_batched_tokens=BUDGET, enable_chunked_prefill=True, num_gpu_blocks_override=BLOCKS, seed=0,
-        disable_log_stats=True, enable_prefix_caching=name == "attention", max_logprobs=VOCABULARY,
+        disable_log_stats=True, enable_prefix_caching=name in ("attention", "moe-cached"), max_logprobs=VOCABULARY,
         tensor_parallel_size=ranks, distributed_executor_backend="mp" if ranks > 1 else None).create_engine_config()
     return LLMEngine(**config.to_dict(), executor_class=Executor, log_stats=False)
 
@@ -127,16 +147,17 @@ def make_engine(folder: Path, name: str, ranks: int) -> LLMEngine:
 @dataclass
 class Played:
     """What a scenario left. outputs: RequestOutputs. states: one entry per rank, None for a model without. free: (state
-    slots, blocks)."""
+    slots, blocks). missed: steps that missed a checkpoint."""
     outputs: list[Any]
     preemptions: int
     states: list[tuple[np.ndarray, np.ndarray] | None]
     free: tuple[int | None, int]
+    missed: int
 
 
 def _play(engine: LLMEngine, scenario: Callable[[LLMEngine], list[Any]]) -> Played:
     scheduler = engine.scheduler[0]
-    before = scheduler.num_cumulative_preemption
+    before, missed = scheduler.num_cumulative_preemption, scheduler.cache_stats.failures
     engine.scheduler_config.max_num_batched_tokens = BUDGET
     random.seed(0)      # Of the preemptions.
     outputs = scenario(engine)
@@ -144,7 +165,8 @@ def _play(engine: LLMEngine, scenario: Callable[[LLMEngine], list[Any]]) -> Play
     # Where the last request was aborted, the other ranks still wait for a step.
     engine.model_executor.stop_remote_worker_execution_loop()
     return Played(outputs, scheduler.num_cumulative_preemption - before, engine.model_executor._run_workers("states"),
-                  (scheduler.slots and scheduler.slots.num_free, scheduler.block_manager.get_num_free_gpu_blocks()))
+                  (scheduler.slots and scheduler.slots.num_free, scheduler.block_manager.get_num_free_gpu_blocks()),
+                  scheduler.cache_stats.failures - missed)
 
 
 def _pieces_of(tokens: int, together: bool) -> Callable[[LLMEngine], list[Any]]:
@@ -242,6 +264,17 @@ def _mistaken(engine: LLMEngine) -> list[Any]:
     return outputs
 
 
+def _cached(what: str | None = None, first: bool = True) -> Callable[[LLMEngine], list[Any]]:
+    """what: done to the checkpoints of one rank, the first or the last, before the requests come."""
+    def scenario(engine: LLMEngine) -> list[Any]:
+        executor = engine.model_executor
+        executor._run_workers("with_checksums")
+        if what is not None:
+            executor._run_workers(what, 0 if first else engine.parallel_config.world_size - 1)
+        return run(engine, CACHED, greedy(TOKENS))
+    return scenario
+
+
 def _forced(engine: LLMEngine) -> list[Any]:
     return run(engine, FORCED, greedy(1, prompt_logprobs=VOCABULARY))
 
@@ -257,6 +290,9 @@ SCENARIOS = {
     "attention": {"together": CUTS["together"], "warm": CUTS["together"],
                   **{name: {**CUTS, **OTHERS}[name] for name in ("together, pieces of 16", "preempted", "aborted",
                                                                  "prompt logprobs", "drawn")}},
+    "moe-cached": {"cold": _cached(), "warm": _cached(), "lost by the first": _cached("lose_checkpoints"),
+                   "lost by the last": _cached("lose_checkpoints", False), "warm again": _cached(),
+                   "spoilt": _cached("spoil_checkpoints", False), "warm at last": _cached()},
     "dense-bfloat16": {"forced": _forced},
 }
 
