@@ -37,8 +37,10 @@ class LLMEngine(_stock.LLMEngine):
                    kwargs["parallel_config"])
         self.picture_settings = PictureSettings.of(kwargs["model_config"].hf_config)
         super().__init__(*args, **kwargs)
-        if self.picture_settings is not None:
-            for scheduler in self.scheduler:
+        slot_bytes = getattr(self.cache_config, "state_slot_bytes", 0) * self.parallel_config.tensor_parallel_size
+        for scheduler in self.scheduler:
+            scheduler.cache_stats.slot_bytes = slot_bytes
+            if self.picture_settings is not None:
                 scheduler.pictures = PictureBook()
 
     def _add_processed_request(self, request_id: str, processed_inputs: Any, params: SamplingParams | PoolingParams,

@@ -1,0 +1,245 @@
+"""The prefix cache as clients of a hybrid model meet it: what comes back is read off `usage` and /metrics."""
+import concurrent.futures
+import json
+import random
+import re
+import threading
+from collections import Counter
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.helpers.picture_files import part
+
+TOOLS = [{"type": "function", "function": {"name": "read", "description": "Reads a file", "parameters": {
+    "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}}]
+BLOCK = 16
+# The most that a place between two blocks costs, and the most that a hit may lose.
+LOST = 64
+
+
+def words(seed: int, count: int) -> str:
+    """Text of about `count` tokens that begins as no other seed's does."""
+    rng = random.Random(seed)
+    common = ("the", "cat", "sat", "on", "mat", "and", "then", "went", "home", "to", "read", "about", "cars", "old")
+    return f"{rng.randrange(10**9)}: " + " ".join(rng.choice(common) for _ in range(count))
+
+
+def cached(answer: dict) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def tokens(demo, **body) -> list[int]:
+    """The token ids of a chat request's prompt."""
+    response = httpx.post(demo.url("/tokenize"), json={"model": "llm", **body}, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()["tokens"]
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def metrics(demo) -> Counter[str]:
+    """Sums over labels, and each reason of a miss."""
+    found: Counter[str] = Counter()
+    for name, labels, value in re.findall(r"^vllm:(\w+)\{(.*)\} (\S+)$", demo.get("/metrics").text, re.MULTILINE):
+        reason = re.search(r'reason="(\w+)"', labels)
+        found[f"{name} {reason.group(1)}" if reason else name] += float(value)
+    return found
+
+
+def completion(demo, prompt: str, **fields) -> dict:
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
+    response = demo.post("/v1/completions", **body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+@pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "no thinking"])
+def test_a_conversation_that_grows(demo, thinking, tools):
+    """By 20 to 500 tokens a turn, with questions and results of calls. A turn begins where the last one ended, if the
+    template repeats what was there; else where the last message ended that it repeats."""
+    rng = random.Random(f"{thinking} {bool(tools)}")
+    messages = [{"role": "system", "content": words(rng.randrange(10**6), 60)},
+                {"role": "user", "content": words(rng.randrange(10**6), 100)}]
+    fields = {"tools": tools, "chat_template_kwargs": {"enable_thinking": thinking}}
+    before: list[int] = []
+    ends: list[int] = []
+    kept = 0
+    for turn in range(6):
+        prompt = tokens(demo, messages=messages, **fields)
+        answer = demo.ask(messages=messages, max_tokens=10, temperature=0, ignore_eos=True, **fields)
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        shared = common(before, prompt)
+        if turn:
+            end = max(end for end in ends if end <= shared)
+            kept += shared == len(before)
+            least = max(end - BLOCK, len(before) - LOST if shared == len(before) else 0)
+            assert cached(answer) >= least, (
+                f"turn {turn}: {cached(answer)} cached of {len(prompt)}; {shared} are those of the last prompt, which "
+                f"had {len(before)}; its messages end at {ends}")
+            assert cached(answer) <= shared
+        before = prompt
+        ends = [len(tokens(demo, messages=messages[:i + 1], add_generation_prompt=False, **fields))
+                for i in range(len(messages))]
+        said = answer["choices"][0]["message"]
+        grown = words(rng.randrange(10**6), rng.choice((20, 60, 250, 500)))
+        if tools and turn % 3:
+            call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": json.dumps({"path": "a"})}}
+            messages = [*messages, {**said, "tool_calls": [call]},
+                        {"role": "tool", "tool_call_id": "c", "content": grown}]
+        else:
+            messages = [*messages, said, {"role": "user", "content": grown}]
+    print(f"{kept} of 5 turns repeat the whole prompt before them")
+
+
+@pytest.mark.parametrize("index", [0, 9, 13, 20, 27])
+def test_the_second_time(demo, index):
+    """The same prompt, of 20 to 1,700 tokens: as good as all of it, if it is long enough to be worth it."""
+    text = words(900 + index, round(20 * 250**(index / 34)))
+    first, second = completion(demo, text), completion(demo, text)
+    length = first["usage"]["prompt_tokens"]
+    assert cached(first) == 0
+    assert length <= 80 or length - LOST <= cached(second) < length, f"{cached(second)} of {length}"
+    assert first["choices"] == second["choices"]
+
+
+def test_a_shared_beginning(demo):
+    """The second prompt with it is the one that finds it, whatever follows."""
+    beginning = words(2000, 700)
+    one = completion(demo, f"{beginning} {words(2001, 50)}")
+    two = completion(demo, f"{beginning} {words(2002, 300)}")
+    assert cached(one) == 0 and cached(two) >= 700 - LOST, (cached(one), cached(two))
+
+
+def test_four_at_once(demo):
+    beginning = words(2500, 1000)
+    before = metrics(demo)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda i: completion(demo, f"{beginning} {words(2501 + i, 30)}"), range(4)))
+    computed = metrics(demo)["prompt_tokens_total"] - before["prompt_tokens_total"]
+    assert sorted(map(cached, answers))[1] >= 1000 - LOST, list(map(cached, answers))
+    assert computed < 1000 + 4 * (60 + LOST), f"{computed} tokens were computed for four prompts"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_several_samples(demo, chat):
+    """Their prompt is computed once, and no part of it was cached; the second time it is."""
+    text = words(3000 + chat, 600)
+    before = metrics(demo)
+
+    def ask() -> dict:
+        if chat:
+            return demo.ask(messages=[{"role": "user", "content": text}], n=4, max_tokens=4, seed=0)
+        return completion(demo, text, n=4, temperature=1, seed=0)
+
+    first = ask()
+    computed = metrics(demo)["prompt_tokens_total"] - before["prompt_tokens_total"]
+    length = first["usage"]["prompt_tokens"]
+    assert len(first["choices"]) == 4 and cached(first) == 0
+    assert computed <= length + 3 * LOST, f"{computed} tokens were computed for a prompt of {length}"
+    second = ask()
+    assert length - LOST <= cached(second) < length, (cached(second), length)
+
+
+def test_equal_texts_and_different_pictures(demo):
+    """Two tenants share what stands before the pictures, and nothing behind."""
+    def ask(colour: tuple[int, int, int]) -> dict:
+        content = [{"type": "text", "text": words(4000, 200)}, part(Image.new("RGB", (320, 320), colour)),
+                   {"type": "text", "text": words(4001, 100)}]
+        return demo.ask(messages=[{"role": "user", "content": content}], max_tokens=4, temperature=0, ignore_eos=True)
+
+    red, blue, again = ask((255, 0, 0)), ask((0, 0, 255)), ask((255, 0, 0))
+    length = red["usage"]["prompt_tokens"]
+    text = len(tokens(demo, messages=[{"role": "user", "content": words(4000, 200)}], add_generation_prompt=False))
+    assert cached(red) == 0
+    assert text - LOST <= cached(blue) <= text, (cached(blue), text)
+    assert length - LOST <= cached(again) < length, (cached(again), length)
+    assert red["choices"][0]["message"] == again["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("path", ["chat", "completions"])
+def test_streams_say_the_same(demo, path):
+    text = words(5000 + len(path), 300)
+    fields = {"messages": [{"role": "user", "content": text}]} if path == "chat" else {"prompt": text}
+    path = "/v1/chat/completions" if path == "chat" else "/v1/completions"
+    counts = []
+    for _ in range(2):
+        chunks = demo.post(path, stream=True, stream_options={"include_usage": True}, **fields).text.split("\n\n")
+        last = json.loads(chunks[-3].removeprefix("data: "))
+        counts.append(cached(last))
+    whole = demo.post(path, **fields).json()
+    assert counts == [0, cached(whole)] and cached(whole) >= 300 - LOST, (counts, whole["usage"])
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}], ids=["field", "echo"])
+def test_prompt_logprobs_are_of_tokens_that_were_computed(demo, fields):
+    text = words(6000, 100)
+    plain = [completion(demo, text) for _ in range(2)]
+    assert cached(plain[1]) > 0
+    before = metrics(demo)
+    whole = completion(demo, text, **fields)
+    assert cached(whole) == 0
+    choice = whole["choices"][0]
+    found = choice["prompt_logprobs"] or choice["logprobs"]["token_logprobs"]
+    assert len(found) >= whole["usage"]["prompt_tokens"] and None not in found[1:]
+    after = metrics(demo)
+    name = "prefix_cache_misses_total prompt_logprobs"
+    assert after[name] - before[name] == 1, after
+    assert cached(completion(demo, text)) == cached(plain[1]), "and what was cached stays"
+
+
+def test_metrics_are_the_sums_of_usage(demo):
+    before = metrics(demo)
+    answers = [completion(demo, words(7000 + i // 2, 150)) for i in range(6)]
+    answers.append(demo.ask(messages=[{"role": "user", "content": "Hi"}], max_tokens=1))
+    gone = metrics(demo)
+    gone.subtract(before)
+    assert gone["prefix_cache_queries_total"] == sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    assert gone["prefix_cache_hits_total"] == sum(map(cached, answers)) > 0
+    misses = {name: count for name, count in gone.items() if name.startswith("prefix_cache_misses") and count}
+    assert sum(misses.values()) == sum(not cached(answer) for answer in answers), misses
+    assert gone["state_checkpoints_hit_total"] == sum(map(bool, map(cached, answers)))
+    assert gone["state_checkpoints_taken_total"] >= 3
+    now = metrics(demo)
+    assert now["state_checkpoint_slots"] > 0 and now["state_checkpoint_failures_total"] == 0
+    assert now["state_checkpoint_bytes"] / now["state_checkpoint_slots"] > 10_000, "bytes of one state"
+    rate = now["prefix_cache_hits_total"] / now["prefix_cache_queries_total"]
+    assert now["gpu_prefix_cache_hit_rate"] == pytest.approx(rate)
+    counters = [name for name in now if name.split()[0].endswith("_total")]
+    assert all(now[name] >= before[name] for name in counters), "a counter fell"
+
+
+def test_reset(demo):
+    """All is forgotten when the answer comes; who runs goes on, and leaves nothing behind that was known before."""
+    text = words(8000, 400)
+    assert cached(completion(demo, text)) == 0 < cached(completion(demo, text))
+    running = words(8001, 300)
+    whole = completion(demo, running, max_tokens=40)
+    begun = threading.Event()
+    deltas = []
+
+    def read() -> str:
+        body = {"model": "llm", "prompt": running, "max_tokens": 40, "temperature": 0, "ignore_eos": True,
+                "stream": True}
+        with httpx.stream("POST", demo.url("/v1/completions"), json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    deltas.append(json.loads(line[6:])["choices"][0]["text"])
+                    begun.set()
+        return "".join(deltas)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        assert begun.wait(60)
+        done = httpx.post(demo.url("/reset_prefix_cache"), timeout=60)
+        assert (done.status_code, done.content) == (200, b""), done.text
+        assert reading.result() == whole["choices"][0]["text"]
+    assert cached(completion(demo, text)) == 0
+    after = httpx.post(demo.url("/reset_prefix_cache"), timeout=60)
+    assert after.status_code == 200
+    assert metrics(demo)["state_checkpoint_slots"] == 0
+    assert cached(completion(demo, text)) == 0 < cached(completion(demo, text))
