@@ -123,6 +123,14 @@ class ComputedBlockAllocator(PrefixCachingBlockAllocator):
         self._distrusted.discard(block_id)
         return block_id
 
+    def _maybe_allocate_hashless_block_id(self) -> int | None:
+        """As stock, without making a block object for each to throw it away."""
+        if not self._hashless_allocator._free_block_indices:
+            return None
+        block_id: int = self._hashless_allocator._allocate_block_id()
+        self._track_block_id(block_id, computed=False)
+        return block_id
+
     def _maybe_allocate_evicted_block_id(self) -> int | None:
         if not self.evictor.num_blocks:
             return None

@@ -59,7 +59,7 @@ class Policy:
         low = max(hit + 1, self.first)
         if slots < 1 or last < low:
             return []
-        keys = self._keys(last, low, boundaries, partings, max(1, int(slots * self.key_share)))
+        keys = self._keys(last, low, boundaries, partings, min(slots, max(2, int(slots * self.key_share))))
         points, before_key, before = [], hit, hit
         for position in sorted(keys.union(self._grid(last, low, slots))):
             key = position in keys

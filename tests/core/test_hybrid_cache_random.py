@@ -1,0 +1,84 @@
+"""Random requests, aborts, preemptions, failed steps, lost checkpoints and resets on small pools: whatever happens, no
+slot or block is lost or has two owners, and nothing is restored, read or written that is not what it should be.
+
+`fake_engine.py` objects in every step; `check` looks at the books between steps.
+"""
+import random
+
+import pytest
+
+from tests.core.fake_engine import FakeEngine
+
+# Prompts are made of these pieces, so that they share beginnings, and part within blocks.
+PIECES = [random.Random(n).choices(range(2, 900), k=length)
+          for n, length in enumerate((5, 16, 30, 64, 90, 150, 200, 333))]
+
+
+def make_prompt(chance):
+    """Token ids, and ends of some of the pieces that they are made of."""
+    tokens, ends = [], []
+    for _ in range(chance.randrange(1, 5)):
+        tokens += chance.choice(PIECES)
+        if chance.random() < 0.5:
+            ends.append(len(tokens))
+    return tokens, ends
+
+
+def make_engine(chance):
+    return FakeEngine(device=chance.choice([1, 2, 5, 12, 60]), host=chance.choice([0, 0, 1, 3, 20]),
+                      blocks=chance.choice([75, 90, 150, 1000]), seqs=chance.choice([1, 3, 6]),
+                      tokens=chance.choice([7, 40, 64, 128, 300, 2048]), length=1150)
+
+
+def do_something(engine, chance, histories):
+    """One operation and, mostly, one step."""
+    scheduler = engine.scheduler
+    what = chance.random()
+    if what < 0.35 and len(engine.groups) < 12:
+        tokens, ends = make_prompt(chance)
+        if histories and chance.random() < 0.4:
+            # The next turn of a conversation; or the same again; or a turn before.
+            history = chance.choice(histories)
+            tokens = (history[:chance.choice([len(history), chance.randrange(1, len(history) + 1)])]
+                      + chance.choice(PIECES))[:1000]
+            ends = []
+        answer = chance.choice([1, 2, 17, 40])
+        params = {"prompt_logprobs": 0} if chance.random() < 0.1 else {}
+        engine.add(tokens[:1150 - answer], answer, boundaries=ends, **params)
+    elif what < 0.40 and engine.groups:
+        engine.abort(chance.choice(sorted(engine.groups)))
+    elif what < 0.45 and scheduler.running:
+        scheduler.recompute(chance.sample(list(scheduler.running), chance.randrange(1, len(scheduler.running) + 1)))
+    elif what < 0.47 and scheduler.running:
+        group = chance.choice(list(scheduler.running))
+        scheduler.distrust(group)
+        engine.abort(group.request_id)
+    elif what < 0.48:
+        scheduler.reset_prefix_cache()
+    elif what < 0.50 and engine.worker.tags:
+        engine.lose(chance.choice(sorted(engine.worker.tags)))
+    before = set(engine.groups.values())
+    poison = chance.choice(list(scheduler.running)) if scheduler.running and chance.random() < 0.02 else None
+    engine.step(chance.random() < 0.02, poison)
+    for group in before - set(engine.groups.values()):
+        histories.append(list(group.seqs[0].get_token_ids()))
+        del histories[:-8]
+
+
+def play(chance, operations):
+    engine, histories = make_engine(chance), []
+    for _ in range(operations):
+        do_something(engine, chance, histories)
+        engine.check()
+    engine.drain(5000)
+    engine.check()
+    return engine
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_operations(seed):
+    """10,000 in all."""
+    chance = random.Random(seed)
+    engine = play(chance, 250)
+    print(engine.stats)
+    assert engine.stats.queries and (engine.stats.taken or engine.store.num_slots < 3)
