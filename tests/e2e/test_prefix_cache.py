@@ -80,11 +80,12 @@ def test_a_conversation_that_grows(demo, thinking, tools):
             least = max(end - BLOCK, len(before) - LOST if shared == len(before) else 0)
             assert cached(answer) >= least, (
                 f"turn {turn}: {cached(answer)} cached of {len(prompt)}; {shared} are those of the last prompt, which "
-                f"had {len(before)}; its messages end at {ends}")
+                f"had {len(before)}; its last question and message end at {ends}")
             assert cached(answer) <= shared
         before = prompt
+        question = max(i for i, message in enumerate(messages) if message["role"] == "user")
         ends = [len(tokens(demo, messages=messages[:i + 1], add_generation_prompt=False, **fields))
-                for i in range(len(messages))]
+                for i in {question, len(messages) - 1}]
         said = answer["choices"][0]["message"]
         grown = words(rng.randrange(10**6), rng.choice((20, 60, 250, 500)))
         if tools and turn % 3:
