@@ -55,6 +55,33 @@ def test_no_graphs_of_a_model_with_recurrent_state(config, tmp_path):
         plan_slots(*plan)
 
 
+def test_memory_of_checkpoints(config):
+    """Bytes, or a size as people write it; None leaves it to the memory plan."""
+    cache = config(checkpoint_memory="1.5GiB", checkpoint_host_memory=12_345).cache_config
+    assert (cache.checkpoint_memory, cache.checkpoint_host_memory) == (3 << 29, 12_345)
+    cache = config(checkpoint_memory="0").cache_config
+    assert (cache.checkpoint_memory, cache.checkpoint_host_memory) == (0, None)
+    for value, words in (("lots", "checkpoint_memory: 'lots' is no size such as 31.72GiB or 16.2GB"),
+                         (-1, "checkpoint_memory must be a number of bytes, got -1"),
+                         ("-1GiB", "checkpoint_memory: '-1GiB' is no size")):
+        with pytest.raises(ValueError, match=words):
+            config(checkpoint_memory=value)
+
+
+def test_sizes_without_effect_are_named(config, monkeypatch):
+    from vllm.overlay.hybrid import plan
+    said = []
+    monkeypatch.setattr(plan.logger, "warning", lambda line, *args: said.append(line % args))
+    found = config(checkpoint_memory="1GiB", checkpoint_host_memory="2GiB")
+    plan.plan_slots(found.model_config, found.cache_config, found.scheduler_config, found.parallel_config)
+    assert said == ["--checkpoint-memory is without effect: this model has no recurrent state.",
+                    "--checkpoint-host-memory is without effect: this model has no recurrent state."]
+    found.model_config.hf_config.layers_block_type = ["linear_attention"]
+    found.model_config.enforce_eager, found.cache_config.checkpoint_host_memory = True, 0
+    plan.plan_slots(found.model_config, found.cache_config, found.scheduler_config, found.parallel_config)
+    assert said[2:] == ["--checkpoint-memory is without effect: prefix caching is off (--enable-prefix-caching)."]
+
+
 @pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_num_seqs", "block_size"])
 def test_numbers_that_cannot_work(config, name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):

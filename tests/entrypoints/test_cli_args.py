@@ -40,6 +40,17 @@ def test_defaults():
     assert not args.trust_request_chat_template
 
 
+def test_memory_of_checkpoints(capsys):
+    arguments = AsyncEngineArgs.from_cli_args(parse("--model m --checkpoint-memory 2GiB --checkpoint-host-memory 0"))
+    assert (arguments.checkpoint_memory, arguments.checkpoint_host_memory) == (2 << 30, 0)
+    assert AsyncEngineArgs.from_cli_args(parse("--model m")).checkpoint_memory is None
+    for wrong in ("lots", "1.2.3", "-1GiB"):
+        with pytest.raises(SystemExit):
+            parse(f"--model m --checkpoint-memory={wrong}")
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.endswith(f"argument --checkpoint-memory: '{wrong}' is no size such as 31.72GiB or 16.2GB"), line
+
+
 def test_template_and_switches():
     args = parse("--model m --chat-template x --generation-config vllm --reasoning-field reasoning "
                  "--shutdown-timeout 5")

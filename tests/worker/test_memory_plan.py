@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.tiny_models import assert_same, greedy, make_engine, run
 from tests.models.shapes import moe, prompt, text
 from vllm.overlay.plan import engine as plan_engine
+from vllm.overlay.plan.checkpoints import Room
 from vllm.overlay.runtime import platform_cpu
 from worklogs.random_checkpoint import write_checkpoint
 
@@ -74,6 +75,63 @@ def test_too_many_sequences_are_lowered(checkpoint, free, said):
     assert worker.model_runner.state_pool.num_slots == seqs == engine.scheduler[0].slots.num_free
     assert worker.scheduler_config.max_num_seqs == engine.scheduler[0].scheduler_config.max_num_seqs == seqs
     assert_same(run(engine, prompts, greedy(6)), expected)
+
+
+def started(checkpoint, **arguments):
+    """(engine, its pool, what its cache's configuration says of checkpoints)"""
+    engine = make_engine(checkpoint, **{"enable_prefix_caching": True, **arguments})
+    cache, pool = engine.cache_config, engine.model_executor.driver_worker.model_runner.state_pool
+    assert pool.num_slots == pool.num_live + cache.num_checkpoint_slots
+    assert pool.host.num_slots == cache.num_host_checkpoint_slots
+    return engine, pool, (cache.num_checkpoint_slots, cache.num_host_checkpoint_slots)
+
+
+def test_room_for_checkpoints(checkpoint, said):
+    """One for each 64 tokens of KV and one per sequence where memory is plenty; or as was asked."""
+    engine, pool, counts = started(checkpoint)
+    assert counts == (512 * 16 // 64 + 8, 0) and pool.num_live == 8 and engine.cache_config.enable_prefix_caching
+    table = next(text for _, text in said if text.startswith("Memory plan"))
+    assert "136 of 0.2 MiB; none on the host" in table, table
+    slot = pool.spec.slot_bytes
+    _, _, counts = started(checkpoint, checkpoint_memory=20 * slot, checkpoint_host_memory=f"{31 * slot}B")
+    assert counts == (20, 31)
+    assert not [text for level, text in said if level == logging.WARNING]
+    engine, _, counts = started(checkpoint, enable_prefix_caching=False)
+    assert counts == (0, 0) and not engine.cache_config.enable_prefix_caching
+
+
+@pytest.mark.parametrize("asked, words", [
+    (0, "--checkpoint-memory is 0 MiB"), ("1KiB", "--checkpoint-memory is 0.000977 MiB"),
+    (None, "no memory is left for checkpoints")])
+def test_no_room_for_one_checkpoint(checkpoint, monkeypatch, asked, words):
+    """It works without the cache, and one line says so."""
+    from vllm.overlay.hybrid import plan as hybrid_plan
+    lines = []
+    monkeypatch.setattr(hybrid_plan.logger, "warning", lambda line, *args: lines.append(line % args))
+    if asked is None:
+        monkeypatch.setattr(Room, "on_device", lambda self: 0)
+    engine, _, counts = started(checkpoint, checkpoint_memory=asked, checkpoint_host_memory="1MiB")
+    assert counts == (0, 0) and not engine.cache_config.enable_prefix_caching
+    (line, ) = lines
+    assert line == (f"Prefix caching is off: {words}, and one "
+                    "checkpoint of this model's recurrent state takes 0.205 MiB.")
+    prompts = [prompt(length) for length in (3, 150, 21)]
+    first, second = (run(engine, prompts, greedy(6)) for _ in range(2))
+    assert_same(second, first)
+    assert {output.num_cached_tokens for output in (*first, *second)} == {0}
+
+
+def test_sizes_that_do_not_fit(checkpoint, free, said):
+    """On the device lowered, with a line; on the host refused, with a line."""
+    free(platform_cpu.GIB // 4 + 60 * MIB)
+    engine, pool, (count, _) = started(checkpoint, num_gpu_blocks_override=None, checkpoint_memory="1GiB",
+                                       max_num_batched_tokens=2048)
+    (warning, ) = [text for level, text in said if level == logging.WARNING]
+    assert warning.startswith("--checkpoint-memory is lowered from 1.00 GiB to "), warning
+    assert 0 < count * pool.spec.slot_bytes < 60 * MIB and engine.scheduler_config.max_num_seqs == 8
+    with pytest.raises(ValueError, match=r"^--checkpoint-host-memory 2.00 GiB on each of 1 ranks is more than the "
+                                         r"0.31 GiB of main memory that are free: lower it$"):
+        started(checkpoint, checkpoint_host_memory="2GiB")
 
 
 def test_a_cache_that_was_asked_for_is_not_refused(checkpoint, free, monkeypatch):

@@ -12,6 +12,8 @@ from tests.models.shapes import moe, text
 from worklogs.random_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
+# One for each 64 of the KV cache's 128 * 16 tokens, and one for each of four sequences.
+CHECKPOINTS = 36
 SERVE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -24,12 +26,14 @@ llm = LLM(model=sys.argv[2], skip_tokenizer_init=True, dtype="float32", enable_c
           enable_prefix_caching=True, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=512,
           gpu_memory_utilization=0.9, num_gpu_blocks_override=128, swap_space=0)
 prompts = [{"prompt_token_ids": [(7 * i * n + i * i) % 500 for i in range(n)]} for n in (5, 150, 33)]
-outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, detokenize=False, ignore_eos=True),
-                       use_tqdm=False)
+params = SamplingParams(temperature=0, max_tokens=12, detokenize=False, ignore_eos=True)
+outputs, again = (llm.generate(prompts, params, use_tqdm=False) for _ in range(2))
 engine = llm.llm_engine
 worker = engine.model_executor.driver_worker
 print("RESULT", json.dumps({
     "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+    "again": [list(output.outputs[0].token_ids) for output in again],
+    "cached": [output.num_cached_tokens for output in again],
     "device": engine.device_config.device_type, "executor": type(engine.model_executor).__name__,
     "worker": f"{type(worker).__module__}.{type(worker).__name__}",
     "attention": worker.model_runner.attn_backend.get_name(), "blocks": engine.cache_config.num_gpu_blocks,
@@ -51,7 +55,8 @@ def test_a_hybrid_model_on_a_card(tmp_path):
     with ThreadPoolExecutor() as pool:
         card, cpu = pool.map(served, (tmp_path, tmp_path), ("card", "cpu"))
     assert (card["device"], card["executor"], card["worker"], card["attention"], card["slots"]) == (
-        "cuda", "GPUExecutor", "vllm.worker.worker.Worker", "torch-paged", 4), card
+        "cuda", "GPUExecutor", "vllm.worker.worker.Worker", "torch-paged", 4 + CHECKPOINTS), card
     assert (cpu["device"], cpu["worker"]) == ("cpu", "vllm.worker.cpu_worker.CPUWorker"), cpu
     assert {"set_device", "mem_get_info", "synchronize", "empty_cache"} <= set(card["calls"]), card
-    assert card["tokens"] == cpu["tokens"], (card["tokens"], cpu["tokens"])
+    assert card["tokens"] == cpu["tokens"] == card["again"] == cpu["again"], (card, cpu)
+    assert card["cached"] == cpu["cached"] == [0, 144, 0], (card["cached"], cpu["cached"])

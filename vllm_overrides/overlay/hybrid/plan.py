@@ -31,6 +31,7 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
     """
     cache_config.num_state_slots = 0
     if not is_hybrid(model_config.hf_config):
+        _warn_of_idle_sizes(cache_config, "this model has no recurrent state")
         return
     for problem, wrong in (("pipeline parallelism", parallel_config.pipeline_parallel_size > 1),
                            ("capture in CUDA graphs (give --enforce-eager)", not model_config.enforce_eager),
@@ -41,7 +42,15 @@ def plan_slots(model_config: Any, cache_config: Any, scheduler_config: Any, para
                             cache_config.enable_prefix_caching and not scheduler_config.chunked_prefill_enabled)):
         if wrong:
             raise ValueError(f"{problem} is not supported for models with recurrent state")
+    if not cache_config.enable_prefix_caching:
+        _warn_of_idle_sizes(cache_config, "prefix caching is off (--enable-prefix-caching)")
     cache_config.num_state_slots = scheduler_config.max_num_seqs
+
+
+def _warn_of_idle_sizes(cache_config: Any, why: str) -> None:
+    for name in ("checkpoint_memory", "checkpoint_host_memory"):
+        if getattr(cache_config, name, None):
+            logger.warning("--%s is without effect: %s.", name.replace("_", "-"), why)
 
 
 def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device, checkpoints: tuple[int, int] | None = None,
@@ -78,7 +87,7 @@ def allocate_pool(model: nn.Module, cache_config: Any, device: torch.device, che
             cache_config.enable_prefix_caching = False
             on_host = 0
             logger.warning("Prefix caching is off: %s, and one checkpoint of this model's recurrent state takes "
-                           "%.2f MiB.", _why_none(cache_config), spec.slot_bytes / _MIB)
+                           "%.3g MiB.", _why_none(cache_config), spec.slot_bytes / _MIB)
     needed = (slots + on_device) * spec.slot_bytes
     if free is not None and needed > free:
         raise ValueError(f"too little memory: {slots} slots of recurrent state and {on_device} checkpoints take "
@@ -106,4 +115,4 @@ def _why_none(cache_config: Any) -> str:
     asked = getattr(cache_config, "checkpoint_memory", None)
     if asked is None:
         return "no memory is left for checkpoints"
-    return f"--checkpoint-memory is {asked / _MIB:.2f} MiB"
+    return f"--checkpoint-memory is {asked / _MIB:.3g} MiB"

@@ -12,7 +12,8 @@ _MOST_ON_THE_HOST = 8 * GIB
 # to begin with.
 _HOST_SHARE, _HOST_SHARE_OF_ALL = 1 / 8, 1 / 2
 # A checkpoint is of use only as long as the KV before it is there, and one in so many tokens loses no more than that.
-_TOKENS = 64
+# Small models have room for more than anybody asks again for.
+_TOKENS, _MOST = 64, 2048
 # Where a model's memory is not counted.
 UNCOUNTED = 64
 
@@ -36,7 +37,7 @@ class Room(NamedTuple):
     @property
     def useful(self) -> int:
         """Checkpoints on device and host together, of which more would hardly be hit."""
-        return self.tokens // _TOKENS + self.sequences
+        return min(self.tokens // _TOKENS, _MOST) + self.sequences
 
     def on_device(self) -> int:
         """Checkpoints on the device."""
