@@ -97,6 +97,19 @@ def test_a_conversation_that_grows(demo, thinking, tools):
     print(f"{kept} of 5 turns repeat the whole prompt before them")
 
 
+def test_another_question_in_the_middle(demo):
+    """A conversation that came as a whole, and then again with another end, as when an agent goes back: it is found up
+    to the end of the last message that is the same, to the block."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": words(800 + i, 45)} for i in range(9)]
+    assert cached(demo.ask(messages=messages, max_tokens=1)) == 0
+    found = {}
+    for i in (2, 4, 6, 8):
+        end = len(tokens(demo, messages=messages[:i], add_generation_prompt=False))
+        answer = demo.ask(messages=[*messages[:i], {"role": "user", "content": words(850 + i, 30)}], max_tokens=1)
+        found[end] = cached(answer)
+    assert all(end - BLOCK < hit <= end + BLOCK for end, hit in found.items()), f"{found} (end: cached)"
+
+
 @pytest.mark.parametrize("index", [0, 9, 13, 20, 27])
 def test_the_second_time(demo, index):
     """The same prompt, of 20 to 1,700 tokens: as good as all of it, if it is long enough to be worth it."""
