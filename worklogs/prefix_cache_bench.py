@@ -38,7 +38,7 @@ import bench_record  # noqa: E402
 from bench_client import SOURCES, Answer, Client, OthersMeter, RequestFailed  # noqa: E402
 
 LENGTHS = [round(20 * 250**(step / 34)) for step in range(35)]
-PREFIXES, SUFFIXES = (300, 1000, 2000, 4000, 6000), (20, 150, 600, 2000, 4000)
+PREFIXES, SUFFIXES = (300, 1000, 3000, 6000), (20, 500, 4000)
 LOST_LIMIT, SHORTEST = 64, 80
 KNOWN, NEW = 8000, 20
 # A warm prompt may take 5 % of a cold one, or 1.3 times a step over the tokens that it computes.
@@ -114,14 +114,12 @@ def second(client: Client, prompts: Prompts, renderer: Renderer | None) -> Itera
 
 
 def prefix(client: Client, prompts: Prompts, renderer: Renderer | None) -> Iterator[Row]:
-    """A shared prefix and other suffixes; the second sighting counts, the third is noted."""
+    """A shared prefix and another suffix."""
     for known in PREFIXES:
         for suffix in SUFFIXES:
             shared = prompts.ids(known)
             client.complete(shared + prompts.ids(suffix))
-            again = client.complete(shared + prompts.ids(suffix))
-            third = client.complete(shared + prompts.ids(suffix))
-            yield row(f"P {known} S {suffix}", known, again, third_cached=third.cached)
+            yield row(f"P {known} S {suffix}", known, client.complete(shared + prompts.ids(suffix)))
 
 
 def chat(client: Client, prompts: Prompts, renderer: Renderer | None) -> Iterator[Row]:
