@@ -300,7 +300,7 @@ CORE: tuple[Overlay, ...] = (
                "has no settings for checkpoints of recurrent state.",
         upstream="Not for upstream: vLLM V1 always cuts prompts.",
         remove_when="the pin cuts prompts on every device by default",
-        requires=("engine-substance", "torch-attention-on-a-card", "pictures-computed-once"),
+        requires=("start-up-checks", "engine-substance", "torch-attention-on-a-card", "pictures-computed-once"),
         test="tests/engine/test_defaults.py",
     ),
     Overlay(

@@ -136,11 +136,11 @@ def test_prefixes_are_restored(toy, plain):
 
 def test_a_wrong_checkpoint_breaks_the_law(toy, plain, monkeypatch):
     """Negative control: restored is what another slot holds, or nothing."""
+    apply = StatePool.apply_init
     for wrong in (lambda self, slots, inits: None,
                   lambda self, slots, inits: apply(self, slots, [init + 1 if init > 8 else init for init in inits])):
         engine = make_engine(toy, enable_prefix_caching=True)
         run(engine, PROMPTS, greedy(TOKENS))
-        apply = StatePool.apply_init
         with monkeypatch.context() as patch, pytest.raises(AssertionError, match="request"):
             patch.setattr(StatePool, "apply_init", wrong)
             assert_same(run(engine, PROMPTS[5:], greedy(TOKENS)), plain[5:])

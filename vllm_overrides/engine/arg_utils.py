@@ -7,7 +7,7 @@ from vllm.engine import arg_utils_stock as _stock
 from vllm.overlay.attention.choice import check_config
 from vllm.overlay.engine import defaults
 from vllm.overlay.pictures.picture import PictureSettings
-from vllm.overlay.plan.byte_size import SizeError, size
+from vllm.overlay.runtime.byte_size import SizeError, size
 from vllm.utils import FlexibleArgumentParser
 
 

@@ -9,8 +9,8 @@ import torch
 import yaml
 
 from vllm.overlay.plan.__main__ import main, read_config
-from vllm.overlay.plan.byte_size import size
 from vllm.overlay.plan.memory import GIB, PlanError, Wish, advice, plan, settle
+from vllm.overlay.runtime.byte_size import size
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "worklogs/model"

@@ -6,11 +6,12 @@ from torch import nn
 
 from vllm.logger import init_logger
 from vllm.overlay.hybrid.state_pool import StatePool
-from vllm.overlay.plan.checkpoints import UNCOUNTED
 
 logger = init_logger(__name__)
 
 _MIB, _GIB = 1 << 20, 1 << 30
+# Checkpoints on the device where nobody said how many, and the model's memory is not counted.
+_UNCOUNTED = 64
 
 
 def is_hybrid(hf_config: Any) -> bool:
@@ -108,7 +109,7 @@ def _asked_for(cache_config: Any, slot_bytes: int) -> tuple[int, int]:
     """Of a model whose memory is not planned."""
     device = getattr(cache_config, "checkpoint_memory", None)
     host = getattr(cache_config, "checkpoint_host_memory", None)
-    return UNCOUNTED if device is None else device // slot_bytes, 0 if host is None else host // slot_bytes
+    return _UNCOUNTED if device is None else device // slot_bytes, 0 if host is None else host // slot_bytes
 
 
 def _why_none(cache_config: Any) -> str:

@@ -10,9 +10,9 @@ import torch
 
 from vllm.overlay.model import int8
 from vllm.overlay.model.mtp_switch import MTP_ASKED
-from vllm.overlay.plan.byte_size import size
 from vllm.overlay.plan.engine import largest_picture
 from vllm.overlay.plan.memory import FIXED, PlanError, Wish, plan, settle, shown
+from vllm.overlay.runtime.byte_size import size
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32")}

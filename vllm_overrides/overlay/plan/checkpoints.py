@@ -14,8 +14,6 @@ _HOST_SHARE, _HOST_SHARE_OF_ALL = 1 / 8, 1 / 2
 # A checkpoint is of use only as long as the KV before it is there, and one in so many tokens loses no more than that.
 # Small models have room for more than anybody asks again for.
 _TOKENS, _MOST = 64, 2048
-# Where a model's memory is not counted.
-UNCOUNTED = 64
 
 
 class Room(NamedTuple):
