@@ -53,8 +53,9 @@ class Worker:
         self.restored, self.captured, self.moved, self.computed = 0, 0, 0, 0
         self.truth = truth
 
-    def run(self, metadata, rows, fail=False):
-        """rows: (sequence, first, count). Raises Missing before anything is written, ValueError (if `fail`) after."""
+    def run(self, metadata, rows, fail=""):
+        """rows: (sequence, first, count). Raises Missing before anything is written, ValueError before ("early") or
+        after ("late") checkpoints have moved and the model has run."""
         orders = StepOrders.collect([group.state_orders for group in metadata], [row[2] for row in rows],
                                     sum(group.is_prompt for group in metadata), metadata[0].state_moves)
         assert not any(group.state_moves for group in metadata[1:])
@@ -64,6 +65,8 @@ class Worker:
         missing = [tag for slot, tag in wanted if self.tags.get(slot) != tag]
         if missing:
             raise Missing(missing)
+        if fail == "early":
+            raise ValueError("the step failed")
         before = dict(self.states)
         for slot, init in zip(orders.live_slots, orders.inits, strict=True):
             if init != KEEP:
@@ -82,7 +85,7 @@ class Worker:
         for block in writes:
             assert sum(block in table for table in tables) == 1, f"block {block} is written, and others read it"
         if fail:
-            raise ValueError("the step failed")
+            raise ValueError("the step failed late")
         for _, _, slot, tag in orders.captures:
             self.tags[slot] = tag
             self.captured += 1
@@ -161,9 +164,9 @@ class FakeEngine:
         self.lost.add(self.worker.tags[slot])
         self.worker.tags[slot] = -1
 
-    def step(self, fail=False, poison=None):
-        """Returns how many tokens were computed, None if the step failed. poison: whose logits come out as NaN: a group,
-        if it is in the step."""
+    def step(self, fail="", poison=None):
+        """Returns how many tokens were computed, None if the step failed. fail: see Worker.run. poison: a group whose
+        logits come out as NaN, if it is in the step."""
         metadata, outputs, _ = self.scheduler.schedule()
         rows = []
         for each in outputs.scheduled_seq_groups:

@@ -54,7 +54,7 @@ def test_without_room_the_third_sighting_hits(device, prefix, suffix):
 
 def test_one_slot_is_enough_for_a_conversation():
     engine = FakeEngine(device=1)
-    history = words(500, 0)
+    history, before = words(500, 0), 0
     for turn in range(1, 12):
         group = engine.add(history, 40)
         engine.drain()
@@ -68,7 +68,7 @@ def test_one_slot_is_enough_for_a_conversation():
 @pytest.mark.parametrize("device", [8, 300])
 def test_a_conversation_goes_on_from_the_end_of_its_answer(device):
     engine = FakeEngine(device=device)
-    history = words(700, 0)
+    history, before = words(700, 0), 0
     for turn in range(8):
         group = engine.add(history, 100 + turn)
         engine.drain()
@@ -308,12 +308,13 @@ def test_kv_that_no_checkpoint_needs_goes_first():
     assert kept.slot is not None, "the blocks of the second prompt are younger, but nobody can use them"
 
 
-def test_a_failed_step_leaves_nothing():
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_failed_step_leaves_nothing(when):
     engine = FakeEngine(device=6, host=6)
     for n in range(3):
         engine.ask(words(800, n))
     engine.add(words(900, 7))
-    assert engine.step(fail=True) is None
+    assert engine.step(when) is None
     engine.check()
     assert engine.ask(words(900, 7)) == 0
     assert engine.ask(words(900, 7)) == 896

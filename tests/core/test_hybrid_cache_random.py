@@ -4,6 +4,7 @@ slot or block is lost or has two owners, and nothing is restored, read or writte
 `fake_engine.py` objects in every step; `check` looks at the books between steps.
 """
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -25,9 +26,12 @@ def make_prompt(chance):
 
 
 def make_engine(chance):
-    return FakeEngine(device=chance.choice([1, 2, 5, 12, 60]), host=chance.choice([0, 0, 1, 3, 20]),
-                      blocks=chance.choice([75, 90, 150, 1000]), seqs=chance.choice([1, 3, 6]),
-                      tokens=chance.choice([7, 40, 64, 128, 300, 2048]), length=1150)
+    engine = FakeEngine(device=chance.choice([1, 2, 5, 12, 60]), host=chance.choice([0, 1, 3, 20]),
+                        blocks=chance.choice([75, 90, 150, 1000]), seqs=chance.choice([1, 3, 6]),
+                        tokens=chance.choice([7, 40, 64, 128, 300, 2048]), length=1150)
+    # So that checkpoints of such short prompts are worth moving to the host.
+    engine.store.policy = engine.scheduler.prefixes.policy = replace(engine.store.policy, demoted_above=20)
+    return engine
 
 
 def do_something(engine, chance, histories):
@@ -42,7 +46,7 @@ def do_something(engine, chance, histories):
             tokens = (history[:chance.choice([len(history), chance.randrange(1, len(history) + 1)])]
                       + chance.choice(PIECES))[:1000]
             ends = []
-        answer = chance.choice([1, 2, 17, 40])
+        answer = chance.choice([1, 2, 17, 40, 200])
         params = {"prompt_logprobs": 0} if chance.random() < 0.1 else {}
         engine.add(tokens[:1150 - answer], answer, boundaries=ends, **params)
     elif what < 0.40 and engine.groups:
@@ -59,7 +63,7 @@ def do_something(engine, chance, histories):
         engine.lose(chance.choice(sorted(engine.worker.tags)))
     before = set(engine.groups.values())
     poison = chance.choice(list(scheduler.running)) if scheduler.running and chance.random() < 0.02 else None
-    engine.step(chance.random() < 0.02, poison)
+    engine.step(chance.choice(["early", "late"]) if chance.random() < 0.03 else "", poison)
     for group in before - set(engine.groups.values()):
         histories.append(list(group.seqs[0].get_token_ids()))
         del histories[:-8]
