@@ -61,8 +61,8 @@ class AsyncEngineArgs(_stock.AsyncEngineArgs, EngineArgs):
 def _add_checkpoint_args(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     parser.add_argument("--checkpoint-memory", type=size, metavar="SIZE",
                         help="memory of each card for checkpoints of recurrent state, which the prefix cache of a "
-                        "hybrid model needs: 2GiB, say; 0: none, and no prefix cache. Default: a fifth of what is left "
-                        "for KV, on a CPU at most 2 GiB")
+                        "hybrid model needs: 2GiB, say; 0: none, and no prefix cache. Default: a tenth of what is left "
+                        "for KV, on a CPU a fifth, at most 2 GiB")
     parser.add_argument("--checkpoint-host-memory", type=size, metavar="SIZE",
                         help="main memory for each card's checkpoints that the card has no room for. Default: 8 GiB, "
                         "at most an eighth of what is free; on a CPU none")

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--mtp", action="store_true", help=f"with the multi-token-prediction head ({MTP_ASKED}=1)")
     add("--max-picture-pixels", type=int, help="0: no pictures; default: what the model's preprocessor says")
     add("--enable-prefix-caching", action="store_true", help="with checkpoints of recurrent state")
-    add("--checkpoint-memory", type=size, help="for them on a card, as 2GiB; default: a fifth of what is left for KV")
+    add("--checkpoint-memory", type=size, help="for them on a card, as 2GiB; default: a tenth of what is left for KV")
     add("--checkpoint-host-memory", type=size, help="for each card's on the host; default: 8 GiB, at most an eighth of "
                                                     "--host-memory")
     add("--host-memory", type=size, help="free main memory of the machine; default: enough")

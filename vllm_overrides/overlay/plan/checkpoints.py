@@ -2,8 +2,9 @@
 from typing import NamedTuple
 
 GIB = 1 << 30
-# Of what would be left for KV: checkpoints and KV serve the same requests, and a hit needs both.
-_SHARE = 0.2
+# Of what would be left for KV: checkpoints and KV serve the same requests, and a hit needs both. Beside a card the host
+# keeps most of them, so a smaller share leaves more KV and more hits (worklogs/LEDGER.md, worklogs/cache_sim.py).
+_SHARE_OF_A_CARD, _SHARE_OF_A_CPU = 0.1, 0.2
 # A CPU's memory is not all the server's.
 _MOST_ON_A_CPU = 2 * GIB
 # On the host beside a card.
@@ -39,7 +40,7 @@ class Room(NamedTuple):
 
     def on_device(self) -> int:
         """Checkpoints on the device."""
-        size = min(int(_SHARE * self.left), self.left - self.kv)
+        size = min(int((_SHARE_OF_A_CPU if self.on_cpu else _SHARE_OF_A_CARD) * self.left), self.left - self.kv)
         if self.on_cpu:
             size = min(size, _MOST_ON_A_CPU)
         return max(0, min(size // self.slot, self.useful))
