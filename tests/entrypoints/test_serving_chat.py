@@ -154,6 +154,18 @@ async def test_priorities(policy, priority):
     assert engine.priority == priority
 
 
+@pytest.mark.parametrize(("kinds", "caching", "told"), [
+    (["linear_attention", "attention"], True, True), (["linear_attention"], False, False), (["attention"], True, False),
+    (None, True, False)])
+async def test_ends_of_messages(kinds, caching, told):
+    """An engine of this process is told of them where it has use for them."""
+    engine = OwnEngine()
+    engine.engine = SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=caching))
+    config = model_config(hf_config=SimpleNamespace(layers_block_type=kinds))
+    await handler(engine, config).create_chat_completion(request())
+    assert [beside is not None for beside in engine.beside] == [told], engine.beside
+
+
 async def test_many_at_once_share_a_service(monkeypatch):
     from vllm.entrypoints.openai import serving_chat
     made = []
