@@ -2,7 +2,7 @@
 
     python worklogs/cache_sim.py                                   every rule, with the target's memory
     python worklogs/cache_sim.py --rule server --vary device=16,32,64,128 --vary half_life=0.125,0.25,0.5
-    python worklogs/cache_sim.py --rule server --set device=64 --set grid_share=0 --seed 1 --json out.json
+    python worklogs/cache_sim.py --rule server --set device=64 --set grid_share=0 --seed 1 --keep
 
 The trace is synthetic (replay_trace.py says what is known of the real one and what is assumed), the time simple
 (cache_model.py). `server` is the server's own code, overlay/prefix_cache/{policy,checkpoints}.py of this working tree.
@@ -17,7 +17,6 @@ their KV; MiB moved to the host and restored from it.
 import argparse
 import dataclasses
 import importlib
-import json
 import sys
 import time
 import types
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bench_record  # noqa: E402
 import replay_trace  # noqa: E402
 from cache_model import KvPool, Outcome, ServerStore, SimpleStore, Store, replay  # noqa: E402
 from replay_trace import BLOCK, Request  # noqa: E402
@@ -167,8 +167,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      epilog="Rules:\n" + "\n".join(f"  {name:10s} {RULES[name]}" for name in RULES))
     parser.add_argument("--rule", action="append", choices=list(RULES), help="may be repeated; default: all")
-    parser.add_argument("--device", type=int, default=32, help="checkpoints on the device (default: %(default)s)")
-    parser.add_argument("--host", type=int, default=532, help="checkpoints on the host (default: %(default)s, 8 GiB)")
+    parser.add_argument("--device", type=int, default=60, help="checkpoints on the device (default: %(default)s)")
+    parser.add_argument("--host", type=int, default=533, help="checkpoints on the host (default: %(default)s, 8 GiB)")
     parser.add_argument("--set", action="append", type=_set, default=[], metavar="NAME=VALUE",
                         help="device, host or a field of the server's policy")
     parser.add_argument("--vary", action="append", type=_vary, default=[], metavar="NAME=V1,V2,...",
@@ -186,7 +186,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="KV capacity without device checkpoints")
     parser.add_argument("--kv-bytes", type=int, default=KV_BYTES, help="per token and rank")
     parser.add_argument("--slot-bytes", type=int, default=SLOT_BYTES, help="of one checkpoint, per rank")
-    parser.add_argument("--json", type=Path, help="write the outcomes here, too")
+    parser.add_argument("--keep", type=Path, nargs="?", const=bench_record.RESULTS, metavar="FOLDER",
+                        help="keep a record, too, in remote_results/ if no folder is named")
     parser.add_argument("--no-progress", action="store_true")
     options = parser.parse_args(arguments)
     for name in ("concurrency", "piece", "kv_tokens", "kv_bytes", "slot_bytes"):
@@ -222,12 +223,14 @@ def main(arguments: list[str] | None = None, classes: tuple[Any, Any] | None = N
     except (ValueError, OSError) as error:
         print(f"cache_sim: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        assumed = {name: value for name, value in vars(options).items() if name not in ("json", "no_progress")}
-        options.json.write_text(json.dumps({"kind": "cache-sim", "assumed": assumed, "requests": len(requests),
-                                            "prompt_tokens": prompt, "reusable_tokens": sum(reusable),
-                                            "seconds": round(time.perf_counter() - start, 1), "outcomes": found},
-                                           indent=1) + "\n", encoding="utf-8")
+    if options.keep:
+        words = [Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)]
+        path = bench_record.keep("cache-sim", {
+            "kind": "cache-sim", **bench_record.commit(), "command": bench_record.without_paths(words),
+            "assumed": {name: value for name, value in vars(options).items() if name not in ("keep", "no_progress")},
+            "requests": len(requests), "prompt_tokens": prompt, "reusable_tokens": sum(reusable),
+            "seconds": round(time.perf_counter() - start, 1), "outcomes": found}, options.keep)
+        print(f"kept as {path.name}")
     return 0
 
 

@@ -12,7 +12,7 @@ and names its kind and its records. Everything else in the ledger is written by 
 was measured is never rewritten, a newer run is a new entry.
 
 Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), warm (its times), cache-sim (what
-cache_sim.py --json wrote, one row per outcome).
+cache_sim.py --keep kept, one row per outcome).
 """
 import argparse
 import json

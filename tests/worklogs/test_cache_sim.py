@@ -91,14 +91,15 @@ def test_everything_is_given_back(trace):
 
 
 def test_the_program_prints_and_writes_the_same(tmp_path, capsys):
-    path = tmp_path / "out.json"
     assert cache_sim.main(["--count", "30", "--rule", "server", "--rule", "lru", "--vary", "device=8,16", "--set",
-                           "host=4", "--vary", "grid_share=0", "--no-progress", "--json", str(path)], CLASSES) == 0
-    rows = capsys.readouterr().out.splitlines()[2:]
+                           "host=4", "--vary", "grid_share=0", "--no-progress", "--keep", str(tmp_path)], CLASSES) == 0
+    *rows, last = capsys.readouterr().out.splitlines()[2:]
+    (path, ) = tmp_path.iterdir()
     record = json.loads(path.read_text())
+    assert path.name in last
     assert [(one["rule"], one["device"], one["host"], one["policy"]) for one in record["outcomes"]] == [
-        ("server", 32, 4, []), ("server", 8, 4, []), ("server", 16, 4, []), ("server", 32, 4, [["grid_share", 0.0]]),
-        ("lru", 32, 4, [])]
+        ("server", 60, 4, []), ("server", 8, 4, []), ("server", 16, 4, []), ("server", 60, 4, [["grid_share", 0.0]]),
+        ("lru", 60, 4, [])]
     assert [float(row[47:].split()[0]) for row in rows] == [round(one["hit_rate"], 3) for one in record["outcomes"]]
     assert record["assumed"]["kv_tokens"] == 957_888 and record["prompt_tokens"] > record["reusable_tokens"] > 0
 
