@@ -121,7 +121,8 @@ CORE: tuple[Overlay, ...] = (
         target="overlay/prefix_cache/",
         symbols=("core/interfaces.py:AllocStatus", "sequence.py:SequenceStatus", "utils.py:Device", "utils.py:cdiv",
                  "engine/multiprocessing/__init__.py:RPCAbortRequest"),
-        reason="Which KV blocks may be reused: only those that a finished step has computed.",
+        reason="Which KV blocks may be reused: only those that a finished step has computed. And for models with recurrent state, from "
+               "which checkpoints: where they are taken, kept and given up.",
         upstream="Not for upstream: vLLM V1 replaced the block manager.",
         remove_when="no extension under core/ is left",
         requires=("overlay-package",),
@@ -148,9 +149,15 @@ CORE: tuple[Overlay, ...] = (
                  "PrefixCachingBlockAllocator._decr_refcount_cached_block",
                  "PrefixCachingBlockAllocator._decr_refcount_hashless_block",
                  "PrefixCachingBlockAllocator.allocate_immutable_block", "PrefixCachingBlockAllocator._allocate_block_id",
-                 "PrefixCachingBlock", "PrefixCachingBlock.hash_block_tokens", "PrefixCachingBlockAllocator.__init__"),
+                 "PrefixCachingBlock", "PrefixCachingBlock.hash_block_tokens", "PrefixCachingBlockAllocator.__init__",
+                 "PrefixCachingBlockAllocator._maybe_allocate_hashless_block_id",
+                 "PrefixCachingBlockAllocator._maybe_allocate_evicted_block_id", "PrefixCachingBlockAllocator._track_block_id",
+                 "PrefixCachingBlockAllocator._incr_refcount_cached_block", "PrefixCachingBlock.__init__",
+                 "PrefixCachingBlock.content_hash", "core/block/naive_block.py:NaiveBlockAllocator.__init__",
+                 "core/block/naive_block.py:NaiveBlockAllocator._allocate_block_id"),
         reason="Stock enters blocks into the prefix cache before they are computed; an abort or a preemption in the middle of a prompt "
-               "leaves garbage there that later requests attend to.",
+               "leaves garbage there that later requests attend to. Its hash of a block can be made to collide by whoever chooses the "
+               "token ids, and two prompts then share their KV.",
         upstream="Not for upstream: vLLM V1 replaced the allocator.",
         remove_when="tests/core/test_prefix_law.py passes on the pin's own allocator",
         requires=("prefix-cache-substance",),
@@ -175,6 +182,7 @@ CORE: tuple[Overlay, ...] = (
                  "BlockSpaceManagerV2.get_common_computed_block_ids", "BlockSpaceManagerV2.can_allocate",
                  "BlockSpaceManagerV2.can_append_slots", "BlockSpaceManagerV2.free", "BlockSpaceManagerV2.allocate",
                  "BlockSpaceManagerV2._allocate_sequence", "BlockSpaceManagerV2.__init__",
+                 "core/block/block_table.py:BlockTable", "core/block/block_table.py:BlockTable.__init__",
                  "core/block/block_table.py:BlockTable.allocate"),
         reason="Stock counts hits over gaps, keeps a hit over later pieces of a prompt with too short a block table, wants a free block for "
                "a token that needs none, refuses a preempted sequence that fits, and takes two pictures of one size for equal content.",
@@ -189,11 +197,12 @@ CORE: tuple[Overlay, ...] = (
         target="core/scheduler.py",
         symbols=("Scheduler", "Scheduler.schedule", "Scheduler._get_num_new_tokens", "Scheduler._allocate_and_set_running",
                  "Scheduler._schedule_prefills", "Scheduler._preempt", "Scheduler.free_seq", "Scheduler.get_prefix_cache_hit_rate",
-                 "Scheduler.abort_seq_group", "Scheduler._free_finished_seqs", "SchedulingBudget.remaining_token_budget",
+                 "Scheduler.abort_seq_group", "Scheduler._free_finished_seqs", "Scheduler._preempt_by_recompute", "SchedulingBudget.remaining_token_budget",
                  "SchedulerPrefillOutputs.create_empty", "Scheduler.__init__", "SchedulerPrefillOutputs",
                  "sequence.py:SequenceStatus", "utils.py:Device"),
-        reason="The scheduler counts prefix hits, so that no piece of a prompt computes a cached token; owns the slots of recurrent state; "
-               "preempts by recomputation only, because stock ends the engine when swap space runs out.",
+        reason="The scheduler counts prefix hits, so that no piece of a prompt computes a cached token; owns the slots of recurrent state "
+               "and the checkpoints of it; lets prompts wait for a prefix that is being computed; preempts by recomputation only, because "
+               "stock ends the engine when swap space runs out.",
         upstream="Not for upstream: vLLM V1 replaced the scheduler.",
         remove_when="the pin is a vLLM that serves Gated DeltaNet models with prefix caching itself",
         requires=("honest-prefix-hits", "recurrent-state-in-scheduler-owned-slots", "sequences-know-hits-and-orders"),
