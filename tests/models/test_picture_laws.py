@@ -86,6 +86,28 @@ def test_chunk_sizes(engine, budget, alone, towers, chunk):
     assert_nothing_is_held(engine)
 
 
+def test_a_missing_checkpoint_while_pictures_are_under_way(model, alone):
+    """A step begins anew in which one prompt stands in the middle of a picture, and another was to be restored behind
+    one: every picture is where it belongs, and none is kept for ever."""
+    engine = make_engine(model, max_num_batched_tokens=ALL, enable_prefix_caching=True)
+    failures = 0
+    for _ in range(3):
+        assert_same(run(engine, PROMPTS, greedy(NEW)), alone)
+        engine.scheduler_config.max_num_batched_tokens = 13
+        add(engine, "halfway", PROMPTS[0], greedy(NEW))
+        engine.step()
+        assert engine.scheduler[0].pictures.num_held
+        engine.scheduler_config.max_num_batched_tokens = ALL
+        runner_of(engine).state_pool._held.clear()
+        add(engine, "restored", PROMPTS[6], greedy(NEW))
+        assert not engine.step() and not engine.scheduler[0].running and len(engine.scheduler[0].waiting) == 2
+        found = drain(engine)
+        assert_same([found["halfway"], found["restored"]], [alone[0], alone[6]])
+        assert engine.scheduler[0].cache_stats.failures > failures
+        failures = engine.scheduler[0].cache_stats.failures
+        assert_nothing_is_held(engine)
+
+
 @pytest.mark.parametrize("which", [0, 1, 3, 4])
 def test_cut_at_every_edge(engine, alone, which, monkeypatch):
     """In two at, one before and one after where a picture begins and ends; and in three, so that a piece of one token
