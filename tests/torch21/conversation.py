@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.helpers.demo_checkpoint import demo_checkpoint
 from tests.helpers.server_process import ServerProcess, free_port
-from tests.helpers.tokenizer import cache_folder, tokenizer_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 60
@@ -34,12 +32,7 @@ TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": 
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The demo checkpoint: a small random model with the real layout and the real tokenizer."""
-    folder = cache_folder() / "demo"
-    if not (folder / "config.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, ROOT / "worklogs/make_demo_checkpoint.py", folder,
-                        "--tokenizer", tokenizer_folder()], check=True)
-    return folder
+    return demo_checkpoint()
 
 
 @contextmanager
