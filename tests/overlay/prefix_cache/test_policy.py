@@ -79,6 +79,6 @@ def test_what_is_worth_more():
     assert worth(64, key=False) < worth(16), "grid points go before any key"
     assert worth(500) == worth(500, hits=1) < worth(500, hits=2) < worth(500, hits=3)
     assert worth(500, last_use=90) < worth(500)
-    assert worth(1000, last_use=90) == pytest.approx(worth(500, last_use=100)), "half, after 40 / 4 requests"
+    assert worth(1000, last_use=95) == pytest.approx(worth(500, last_use=100)), "half, after 40 / 8 requests"
     assert worth(1000, last_use=99, slots=1) == pytest.approx(worth(500, slots=1)), "never faster than one request"
     assert POLICY.worth_moving(257) and not POLICY.worth_moving(256)

@@ -37,7 +37,7 @@ class Policy:
     key_share: float = 0.5
     last_keys: int = 8
     grid_weight: float = 1 / 16
-    half_life: float = 0.25
+    half_life: float = 0.125
     demoted_above: int = 256
 
     def whole(self, tokens: int) -> int:
