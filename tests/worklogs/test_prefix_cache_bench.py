@@ -67,6 +67,26 @@ def test_llama_cpp_counts_are_read_from_its_timings(stub, tmp_path):
     assert record["version"] == "11434" and all(body["cache_prompt"] for body in stub.bodies)
 
 
+def test_chat_rows_know_what_a_template_keeps(stub, small_folder):
+    """A cache that finds every whole block loses less than one of what the template keeps, whatever that is."""
+    renderer = prefix_cache_bench.Renderer(str(small_folder))
+
+    class Rendering:
+        def chat(self, messages, thinking, tools):
+            ids = renderer.ids(messages, thinking, tools)
+            return prefix_cache_bench.Answer(len(ids), stub.cached(ids), 0.0)
+
+    rows = list(prefix_cache_bench.chat(Rendering(), prefix_cache_bench.Prompts("salt", 8000), renderer))
+    print(*rows, sep="\n")
+    assert len(rows) == 4 * 9 and all(one["met"] and one["lost"] <= 16 for one in rows)
+    kept = [one["reusable"] >= one["last_prompt"] - 16 for one in rows]
+    for one, whole in zip(rows, kept, strict=True):
+        print(one["case"], one["last_prompt"], one["reusable"], whole)
+    # Without tools all of the last prompt is kept; with them not at turns 5 and 9, after a user's turn.
+    assert [one["case"] for one, whole in zip(rows, kept, strict=True) if not whole] == [
+        f"thinking {state}, tools, turn {turn}" for state in ("on", "off") for turn in (5, 9)]
+
+
 @pytest.mark.parametrize("stub", [{"fail_after": 12}], indirect=True)
 def test_what_was_measured_before_a_failure_is_kept(stub, tmp_path, capsys):
     status, record = run(stub, tmp_path, "--row", "second")
