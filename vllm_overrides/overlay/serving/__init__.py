@@ -6,6 +6,7 @@ A request goes through these modules in this order; streamed and whole answers s
     normalise    JSON body -> ChatRequest / CompletionRequest (messages, tools, thinking, fields, structured)
     pictures/    data URLs and addresses -> patches for the vision tower, off the event loop
     render       messages -> prompt text -> token ids, off the event loop
+    prepare      all of that for one conversation, whatever the endpoint
     policy       how many tokens a request may generate; sampling: request + model defaults -> SamplingParams
     generate     the engine's outputs, closed (so aborted) as soon as nobody listens
     choice       one answer: detokenise -> parse/ (thought, content, tool calls) -> stop strings -> events

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
-from vllm.overlay.serving import policy, respond
-from vllm.overlay.serving.answer import Answer, choice_steps, failure
+from vllm.overlay.serving import respond
+from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.choice import Choice, Step
-from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.logprobs import chat_logprobs
-from vllm.overlay.serving.normalise import ChatRequest, normalise_chat
-from vllm.overlay.serving.render import Prompt
-from vllm.overlay.serving.sampling import check_sampling, sampling_params
+from vllm.overlay.serving.normalise import normalise_chat
+from vllm.overlay.serving.prepare import ConversationAnswer, Ready, ready
 from vllm.overlay.serving.service import Service
 
-# The lowest bias that the engine takes: no logits are that far apart.
-_BAN = -100.0
 
-
-class ChatAnswer(Answer):
+class ChatAnswer(ConversationAnswer):
     """One chat request under way: read it as ``whole()`` or as ``stream()``, once."""
 
-    def __init__(self, service: Service, request: ChatRequest, prompt: Prompt, params: Any, stops: list[str],
-                 trace_headers: Mapping[str, str] | None) -> None:
-        choices = [service.chat_choice(i, request, prompt, stops) for i in range(request.options.n)]
-        super().__init__(service, f"chatcmpl-{uuid.uuid4().hex}", request.options, [prompt], choices)
-        self._request = request
-        self._prompt = prompt
-        self._steps = lambda: choice_steps(self, [params], trace_headers)
+    def __init__(self, service: Service, ready: Ready, trace_headers: Mapping[str, str] | None) -> None:
+        super().__init__(service, ready, "chatcmpl-", trace_headers)
         self._created = int(time.time())
-        last = request.messages[-1]
+        last = self.request.messages[-1]
         # echo: the answer is shown together with the message that it continues.
-        self._opening = last["content"] if request.echo and request.continue_final_message else ""
-        self._role = service.settings.response_role if request.add_generation_prompt else last["role"]
+        self._opening = last["content"] if self.request.echo and self.request.continue_final_message else ""
+        self._role = service.settings.response_role if self.request.add_generation_prompt else last["role"]
 
     async def whole(self) -> dict[str, Any]:
         """The response body."""
         field = self.service.settings.reasoning_field
         messages = [respond.ChatMessage(field, self._role) for _ in self.choices]
         logprobs: list[list[dict[str, Any]]] = [[] for _ in self.choices]
-        async with aclosing(self._steps()) as steps:
+        async with aclosing(self.steps()) as steps:
             async for choice, step in steps:
                 messages[choice.index].add(step.events)
                 logprobs[choice.index] += self._logprobs(step)
@@ -56,7 +44,7 @@ class ChatAnswer(Answer):
             bodies.append({"index": choice.index, "message": body,
                            "logprobs": None if self.options.logprobs is None else {"content": probabilities},
                            "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason})
-        return {"id": self.id, "object": "chat.completion", "created": self._created, "model": self._request.model,
+        return {"id": self.id, "object": "chat.completion", "created": self._created, "model": self.request.model,
                 "choices": bodies, "usage": self.usage(), "prompt_logprobs": self.prompt_logprobs_body(0)}
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -66,7 +54,7 @@ class ChatAnswer(Answer):
         due: list[list[dict[str, Any]]] = [[] for _ in self.choices]
         begun = False
         try:
-            async with aclosing(self._steps()) as steps:
+            async with aclosing(self.steps()) as steps:
                 async for choice, step in steps:
                     if not begun:
                         begun = True
@@ -87,7 +75,7 @@ class ChatAnswer(Answer):
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "object": "chat.completion.chunk", "created": self._created,
-                "model": self._request.model}
+                "model": self.request.model}
 
     def _chunk(self, choice: Choice, delta: dict[str, Any], due: list[dict[str, Any]] | None = None,
                finished: bool = False) -> bytes:
@@ -113,26 +101,4 @@ class ChatAnswer(Answer):
 
 async def chat_answer(service: Service, body: Any, trace_headers: Mapping[str, str] | None = None) -> ChatAnswer:
     """Everything of a chat request up to generation. Raises RequestError for what cannot be served."""
-    request = normalise_chat(body)
-    options = request.options
-    service.check_model(request.model)
-    service.check_tools(request)
-    service.check_template(request)
-    if not service.renderer.has_template:
-        raise RequestError("This model has no chat template; start the server with --chat-template.",
-                           code="unsupported_parameter")
-    policy.check_limit(options.max_tokens, service.settings.max_model_len, options.limit_field)
-    check_sampling(options, max_logprobs=service.settings.max_logprobs, vocab_size=service.vocab_size,
-                   logprobs_field="top_logprobs")
-    pictures = await service.pictures.measured(request.pictures)
-    prompt = await service.renderer.chat(request, [picture.tokens for picture in pictures])
-    budget = policy.token_budget(len(prompt.token_ids), options.max_tokens, service.settings.max_model_len)
-    params = sampling_params(options, service.settings.sampling_defaults, budget)
-    for token in service.banned_tokens(request):
-        params.logit_bias = {**(params.logit_bias or {}), token: _BAN}
-    stops, stop_tokens = service.stop_tokens(options.stop)
-    params.stop_token_ids += stop_tokens
-    # Last, since it is the one thing here that takes long; what was sent is not kept while the answer is generated.
-    prompt = replace(prompt, pictures=await service.pictures.read(pictures, prompt.offsets))
-    request = replace(request, pictures=())
-    return ChatAnswer(service, request, prompt, params, stops, trace_headers)
+    return ChatAnswer(service, await ready(service, normalise_chat(body)), trace_headers)

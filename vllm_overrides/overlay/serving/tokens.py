@@ -7,6 +7,7 @@ from typing import Any
 from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import missing
 from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.prepare import rendered
 from vllm.overlay.serving.service import Service
 
 
@@ -14,10 +15,7 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "prompt"}`` or of a chat request: what generation would read. Raises RequestError."""
     if isinstance(body, dict) and body.get("messages") is not None:
         chat = normalise_chat({"model": service.settings.model_names[0], **body})
-        service.check_model(chat.model)
-        service.check_template(chat)
-        pictures = await service.pictures.measured(chat.pictures)
-        prompt = await service.renderer.chat(chat, [picture.tokens for picture in pictures])
+        prompt, _ = await rendered(service, chat)
     else:
         found = fields.read(fields.mapping(body, "body"), {"model": fields.text, "add_special_tokens": fields.flag})
         service.check_model(found.get("model", service.settings.model_names[0]))
