@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_engine import FakeEngine, application, ids, tokenizer
-from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.normalise import normalise_chat
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse.markers import END_THINK
 from vllm.overlay.serving.render import Renderer, ends_in_thought, well_formed
 from vllm.overlay.serving.respond import ChatMessage
@@ -63,7 +64,7 @@ async def test_a_turn_and_its_answer_begin_the_next_prompt(case):
     request = normalise_chat(body)
     prompt = await service.renderer.chat(request)
     choice = service.chat_choice(0, request, prompt, [])
-    message = ChatMessage("reasoning_content", "assistant")
+    message = ChatMessage("assistant", "reasoning_content", request.tools)
     message.add(choice.feed(ids(answer + "<|im_end|>"), None, "stop", None).events)
     sent = [*body["messages"], message.body(), {"role": "tool", "tool_call_id": "c", "content": "done"}]
     following = await service.renderer.chat(normalise_chat({**body, "messages": sent}))

@@ -13,7 +13,7 @@ from vllm.overlay.serving.choice import Choice, Step
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError
 from vllm.overlay.serving.generate import outputs
 from vllm.overlay.serving.logprobs import prompt_logprobs
-from vllm.overlay.serving.normalise import Options
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.render import Prompt
 from vllm.overlay.serving.service import Service
 
@@ -21,12 +21,17 @@ logger = init_logger(__name__)
 
 
 class Answer:
-    """Prompts, choices and counts of one request. Choice ``i`` belongs to prompt ``i // n``."""
+    """Prompts, choices and counts of one request. Choice ``i`` belongs to prompt ``i // options.samples``."""
 
     def __init__(self, service: Service, request_id: str, options: Options, prompts: Sequence[Prompt],
                  choices: Sequence[Choice]) -> None:
         self.service = service
-        self.id = request_id
+        self.token_text = service.token_text if options.tokens_as_ids is None else (
+            service.token_text.shown(options.tokens_as_ids))
+        # The client's own name of it may be in use twice; the engine's may not.
+        self.engine_id = request_id
+        self.id = request_id if options.request_id is None else (
+            request_id[:request_id.index("-") + 1] + options.request_id)
         self.options = options
         self.prompts = prompts
         self.choices = choices
@@ -43,13 +48,31 @@ class Answer:
             sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None,
             self.cached_tokens)
 
+    def best(self, position: int) -> list[Choice]:
+        """The finished choices of a prompt that are given: where more were asked for than are wanted, those of the
+        highest log probability per token."""
+        n, samples = self.options.n, self.options.samples
+        made = self.choices[position * samples:(position + 1) * samples]
+        if samples == n:
+            return list(made)
+        return sorted(made, key=lambda choice: -choice.logprob / max(choice.completion_tokens, 1))[:n]
+
     def prompt_logprobs_body(self, position: int) -> list[Any] | None:
         """vLLM's extra field of a response: the prompt's logprobs, where the request's own ``prompt_logprobs`` asks
-        for them."""
+        for them. position: of the prompt."""
         entries = self.prompt_logprobs[position]
         if self.options.prompt_logprobs is None or entries is None:
             return None
-        return prompt_logprobs(self.service.token_text, entries)
+        return prompt_logprobs(self.token_text, entries)
+
+    def of_prompt(self, position: int) -> dict[str, Any]:
+        """vLLM's extra fields of a response about a prompt, those that the request asks for."""
+        shown: dict[str, Any] = {}
+        if self.options.prompt_logprobs is not None:
+            shown["prompt_logprobs"] = self.prompt_logprobs_body(position)
+        if self.options.return_token_ids:
+            shown["prompt_token_ids"] = list(self.prompts[position].token_ids)
+        return shown
 
     def note_token(self) -> None:
         """The engine has given a token."""
@@ -74,7 +97,7 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
     An output of the engine that adds nothing to any choice (in the middle of a prefill) gives nothing.
     """
     priority = answer.options.priority if answer.service.settings.priorities else 0
-    source = outputs(answer.service.engine, answer.prompts, params, answer.id,
+    source = outputs(answer.service.engine, answer.prompts, params, answer.engine_id,
                      priority=priority, trace_headers=trace_headers)
     outcome = "client gone"
     try:
@@ -85,7 +108,7 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
             if output.prompt_logprobs is not None:
                 answer.prompt_logprobs[position] = output.prompt_logprobs
             for one in output.outputs:
-                choice = answer.choices[position * answer.options.n + one.index]
+                choice = answer.choices[position * answer.options.samples + one.index]
                 if choice.finished or not (one.token_ids or one.finish_reason):
                     continue
                 answer.note_token()

@@ -55,6 +55,8 @@ class Choice:
         self._min_tokens = min_tokens
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        # Of all tokens together, where the engine was asked for it.
+        self.logprob = 0.0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -82,6 +84,8 @@ class Choice:
         step.tokens.append(token)
         step.logprobs.append(logprobs)
         self.completion_tokens += 1
+        if logprobs is not None:
+            self.logprob += logprobs[token].logprob
         self.reasoning_tokens += self._parser.thinking
         if not silent:
             events = self._parser.feed(self._detokeniser.push(token), token)

@@ -69,7 +69,7 @@ class ConversationAnswer(Answer):
     def __init__(self, service: Service, ready: Ready, prefix: str, trace_headers: Mapping[str, str] | None) -> None:
         """prefix: of the answer's id."""
         request = ready.request
-        choices = [service.chat_choice(i, request, ready.prompt, ready.stops) for i in range(request.options.n)]
+        choices = [service.chat_choice(i, request, ready.prompt, ready.stops) for i in range(request.options.samples)]
         super().__init__(service, f"{prefix}{uuid4().hex}", request.options, [ready.prompt], choices)
         self.request = request
         self.prompt = ready.prompt

@@ -13,7 +13,8 @@ import jinja2
 from vllm.overlay.pictures.picture import Picture
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
-from vllm.overlay.serving.normalise import ChatRequest, Options
+from vllm.overlay.serving.normalise import ChatRequest
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
 from vllm.overlay.serving.pictures.placeholders import Placeholders
 
@@ -134,7 +135,10 @@ class Renderer:
 
 
 def _truncated(ids: list[int], options: Options) -> list[int]:
-    return ids[-options.truncate_prompt_tokens:] if options.truncate_prompt_tokens else ids
+    most = options.truncate_prompt_tokens
+    if not most:
+        return ids
+    return ids[:most] if options.truncate_right else ids[-most:]
 
 
 def ends_in_thought(prompt: str) -> bool:

@@ -11,7 +11,8 @@ from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
 from vllm.overlay.serving.logprobs import TokenText
-from vllm.overlay.serving.normalise import ChatRequest, Options
+from vllm.overlay.serving.normalise import ChatRequest
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
 from vllm.overlay.serving.parse.markers import CALL, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
@@ -122,7 +123,8 @@ class Service:
             reasoning=bool(self.settings.reasoning_parser),
             schemas=request.tools.schemas if calls else None,
             opened_call=prompt.opened_call,
-            one_call=not request.parallel_tool_calls or request.tool_choice.mode == "named",
+            one_call=not request.parallel_tool_calls or request.tool_choice.mode == "named"
+            or request.tools.legacy,
         )
         # Control tokens are read even where the tokenizer counts them as special and would leave them out.
         options = request.options

@@ -6,7 +6,8 @@ from typing import Any
 
 from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import missing
-from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.normalise import normalise_chat
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.prepare import rendered
 from vllm.overlay.serving.service import Service
 

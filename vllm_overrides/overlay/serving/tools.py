@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.overlay.serving.errors import RequestError, missing, wrong_type
-from vllm.overlay.serving.fields import text
+from vllm.overlay.serving.fields import text, well_formed
 
 logger = init_logger(__name__)
 
 # The format of a call writes <function=NAME> on one line; the parser reads names up to this length.
 _LONGEST_NAME = 256
+# What a tool that takes free text is given it as.
+CUSTOM_PARAMETER = "input"
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,15 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class Tools:
-    """definitions: as the client sent them (the template prints them whole); schemas: parameters by function name."""
+    """definitions: as the client sent them (the template prints them whole); schemas: parameters by function name.
+
+    custom: names of the tools that take free text, which the model writes as one parameter. legacy: they came
+    as ``functions``, and a call is answered as ``function_call``."""
 
     definitions: tuple[dict[str, Any], ...]
     schemas: Mapping[str, dict[str, Any]]
+    custom: frozenset[str] = frozenset()
+    legacy: bool = False
 
 
 def normalise_tools(value: Any, path: str = "tools") -> Tools:
@@ -42,12 +49,15 @@ def normalise_tools(value: Any, path: str = "tools") -> Tools:
     line."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
-    definitions, schemas = [], {}
+    definitions, schemas, custom = [], {}, set()
     for i, tool in enumerate(value):
         where = f"{path}[{i}]"
         if not isinstance(tool, dict):
             raise wrong_type(where, "an object", tool)
-        if "function" not in tool and "name" in tool:
+        if tool.get("type") == "custom":
+            tool = _custom(tool, where)
+            custom.add(tool["function"]["name"])
+        elif "function" not in tool and "name" in tool:
             tool = {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
         if tool.get("function") is None:
             if tool.get("type", "function") == "function":
@@ -64,7 +74,41 @@ def normalise_tools(value: Any, path: str = "tools") -> Tools:
         definitions.append(tool)
         # A broken schema is the tool author's fault, not this request's: the values of its calls are then untyped.
         schemas[name] = parameters if isinstance(parameters, dict) else {}
-    return Tools(tuple(definitions), schemas)
+    return Tools(tuple(definitions), schemas, frozenset(custom))
+
+
+def normalise_functions(value: Any) -> Tools:
+    """``functions``, which ``tools`` have replaced: a list of what a tool has under ``function``."""
+    if not isinstance(value, list):
+        raise wrong_type("functions", "an array", value)
+    for i, function in enumerate(value):
+        if not isinstance(function, dict):
+            raise wrong_type(f"functions[{i}]", "an object", function)
+        if function.get("name") is None:
+            raise missing(f"functions[{i}].name")
+    tools = normalise_tools([{"type": "function", "function": function} for function in value], "functions")
+    return replace(tools, legacy=True)
+
+
+def _custom(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A tool that takes free text, as a function of one parameter. A grammar of its text is shown to the model."""
+    inner = tool.get("custom")
+    custom: Any = inner if inner is not None else tool
+    if not isinstance(custom, dict):
+        raise wrong_type(f"{path}.custom", "an object", custom)
+    if custom.get("name") is None:
+        raise missing(f"{path}.custom.name" if custom is inner else f"{path}.name")
+    about = custom.get("description")
+    parts = [about] if isinstance(about, str) and about else []
+    shape = custom.get("format")
+    if isinstance(shape, dict):
+        grammar = shape.get("grammar") if isinstance(shape.get("grammar"), dict) else shape
+        if isinstance(grammar.get("definition"), str):
+            parts.append(f"The input follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}")
+    return {"type": "function", "function": {
+        "name": text(custom["name"], f"{path}.name"), "description": well_formed("\n\n".join(parts)),
+        "parameters": {"type": "object", "properties": {CUSTOM_PARAMETER: {"type": "string"}},
+                       "required": [CUSTOM_PARAMETER]}}}
 
 
 def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -> ToolChoice:
@@ -75,7 +119,7 @@ def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -
     if value is None:
         return ToolChoice("auto" if tools.definitions else "none")
     if isinstance(value, dict):
-        function = value.get("function")
+        function = value.get("function", value.get("custom"))
         name = function.get("name") if isinstance(function, dict) else value.get("name")
         if name is None and value.get("type") in ("none", "auto", "required", "any"):
             return normalise_tool_choice(value["type"], tools, path)
