@@ -114,6 +114,19 @@ CORE: tuple[Overlay, ...] = (
         test="tests/overlay/engine/test_fanout.py",
     ),
     Overlay(
+        id="grammars-in-the-engine",
+        kind="addition",
+        target="overlay/grammar/",
+        symbols=("sampling_params.py:SamplingParams", "utils.py:is_pin_memory_available"),
+        reason="Stock keeps to a grammar by outlines, in a logits processor of the client: the first schema takes 32 to 53 s "
+               "with this vocabulary and blocks everybody, a processor knows neither its sequence nor a preemption, and a "
+               "grammar that cannot be followed ends the engine.",
+        upstream="https://github.com/vllm-project/vllm/pull/14779 (llguidance in vLLM V1, by another scheduler)",
+        remove_when="the pin compiles grammars beside its steps and has llguidance or xgrammar for one",
+        requires=("overlay-package", "engine-substance", "operators-of-hybrid-models"),
+        test="tests/overlay/grammar/test_follower.py",
+    ),
+    Overlay(
         id="prefix-cache-substance",
         kind="addition",
         target="overlay/prefix_cache/",
