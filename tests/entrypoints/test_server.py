@@ -181,7 +181,7 @@ def test_bad_input(server):
                              ("/v1/chat/completions", {"max_tokens": CONTEXT + 1}, str(CONTEXT)),
                              ("/v1/completions", {"prompt": "word " * 5000}, "maximum context length"),
                              ("/v1/chat/completions", {"messages": []}, "messages"),
-                             ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format")):
+                             ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format.type")):
         response = server.post(path, **body)
         assert response.status_code == 400 and word in response.json()["error"]["message"], response.text
     assert server.post().status_code == 200

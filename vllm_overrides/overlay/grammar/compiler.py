@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.logger import init_logger
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 logger = init_logger(__name__)
+T = TypeVar("T")
 
 # Grammars that are kept. One takes from 0.1 MB to some MB; what its lexer learns is shared by all who use it.
 _KEPT = 128
@@ -60,12 +63,16 @@ class Compiler:
         Its future raises GrammarError where the grammar is none, and what ``vocabulary`` raised.
         """
         future = self._kept.get(grammar)
-        if future is None or (future.done() and future.exception() is not None):
+        if future is None or future.cancelled() or (future.done() and future.exception() is not None):
             future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
         self._kept.move_to_end(grammar)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return future
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of ``work``, done in one of the threads."""
+        return await asyncio.wrap_future(self._threads.submit(work))
 
     def forget(self, grammar: str) -> None:
         """Keep a grammar no longer: a matcher of it has failed, and what it has learnt may be at fault."""
@@ -92,9 +99,15 @@ class Compiler:
 
 
 def short(message: str) -> str:
-    """llguidance's message without what it says of its own inside."""
-    message = message.partition("\n<")[0].strip()
-    return "nothing satisfies it" if message.startswith("NoExtension") else message[:600]
+    """llguidance's message in one line, without the grammar that it shows and what it says of its own inside."""
+    if message.startswith("NoExtension"):
+        return "nothing satisfies it"
+    what = re.search(r"^error: (.*)", message, re.MULTILINE)
+    if what is not None:
+        return f"no regular expression: {what[1]}"
+    shown = next((found.start() for found in re.finditer(r"^\s*\d+ \| |^<", message, re.MULTILINE)), len(message))
+    message = " ".join(message[:shown].split())
+    return message if len(message) <= 400 else f"{message[:250]} ... {message[-100:]}"
 
 
 def of_tokenizer(tokenizer: Any, vocab_size: int, eos: list[int]) -> Compiler:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.overlay.engine.step_failure import NonFiniteLogits
+from vllm.overlay.engine.step_failure import NonFiniteLogits, Refused
 from vllm.overlay.serving import respond
 from vllm.overlay.serving.choice import Choice, Step
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError
@@ -135,3 +135,5 @@ def failure(error: Exception, request_id: str) -> RequestError:
     return RequestError(f"The server failed on request {request_id}: {what}.", status=500,
                         kind=SERVER_ERROR,
                         code="internal_error")
+    if isinstance(error, Refused):
+        return RequestError(str(error))

@@ -151,11 +151,13 @@ async def completion_answer(service: Service, body: Any,
     check_sampling(options, max_logprobs=settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="logprobs")
     prompts = [await service.renderer.completion(prompt, options) for prompt in request.prompts]
+    constraint = await service.constrainer.constraint(request.structure)
     params = []
     for prompt in prompts:
         service.check_token_ids(prompt)
         budget = policy.token_budget(len(prompt.token_ids), max(options.max_tokens or 1, 1), settings.max_model_len,
                                      "prompt")
+        one.constraint = constraint
         one = sampling_params(options, settings.sampling_defaults, budget)
         if request.echo and one.prompt_logprobs is None:
             one.prompt_logprobs = options.logprobs

@@ -15,8 +15,8 @@ from vllm.overlay.serving.errors import RequestError, missing, not_supported, wr
 from vllm.overlay.serving.messages import normalise_messages
 from vllm.overlay.serving.options import MOST_CHOICES, SHARED, Options, read_options, token_ids, truncation
 from vllm.overlay.serving.pictures.source import PictureSource
-from vllm.overlay.serving.structured import refuse_structured
-from vllm.overlay.serving.thinking import thinking_switch
+from vllm.overlay.serving.structured import Structure, read_structure
+from vllm.overlay.serving.thinking import thinking_budget, thinking_switch
 from vllm.overlay.serving.tools import ToolChoice, Tools, normalise_functions, normalise_tool_choice, normalise_tools
 
 # Of all prompts of a completion together: each costs memory before the first one is computed.
@@ -29,7 +29,8 @@ _TEMPLATE_OWN = ("messages", "conversation", "tools", "documents", "add_generati
 @dataclass(frozen=True)
 class ChatRequest:
     """A conversation to continue. pictures: of the messages, in order. thinking: None where the request leaves it to
-    the template. show_thought, show_prompt: whether the answer holds the thought, and the prompt's text."""
+    the template. show_thought, show_prompt: whether the answer holds the thought, and the prompt's text. structure:
+    what form the answer must have. thinking_budget: how many tokens a thought may have, None for any number."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -46,6 +47,8 @@ class ChatRequest:
     echo: bool
     show_thought: bool = True
     show_prompt: bool = False
+    structure: Structure | None = None
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class CompletionRequest:
     prompts: list[str | list[int]]
     options: Options
     echo: bool
+    structure: Structure | None = None
 
 
 _CHAT: dict[str, fields.Check] = {
@@ -97,7 +101,6 @@ def normalise_chat(body: Any) -> ChatRequest:
     body = _object(body)
     found = fields.read(body, _CHAT)
     messages, pictures = normalise_messages(body.get("messages"))
-    refuse_structured(body)
     tools, tool_choice = _tools(found)
     template_kwargs = found.get("chat_template_kwargs", {})
     if "preserve_thinking" in found:
@@ -129,6 +132,8 @@ def normalise_chat(body: Any) -> ChatRequest:
         echo=found.get("echo", False),
         show_thought=found.get("include_reasoning", not shown.get("exclude", False)),
         show_prompt=found.get("return_prompt_text", False),
+        structure=read_structure(body),
+        thinking_budget=thinking_budget(body),
     )
 
 
@@ -145,7 +150,6 @@ def normalise_completion(body: Any) -> CompletionRequest:
     """The body of /v1/completions as a CompletionRequest. max_tokens is 16 unless given, as OpenAI documents."""
     body = _object(body)
     found = fields.read(body, _COMPLETION)
-    refuse_structured(body)
     if "suffix" in found:
         raise not_supported("suffix", "the model writes only forward.")
     echo = found.get("echo", False)
@@ -155,7 +159,7 @@ def normalise_completion(body: Any) -> CompletionRequest:
     if len(prompts) * options.samples > _MOST_ANSWERS:
         raise RequestError(f"{len(prompts)} prompts with {options.samples} answers each are more than the "
                            f"{_MOST_ANSWERS} that one request may ask for.", param="prompt")
-    return CompletionRequest(_model(found), prompts, options, echo)
+    return CompletionRequest(_model(found), prompts, options, echo, read_structure(body))
 
 
 def _object(body: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from vllm.overlay.runtime.announced import announced
 from vllm.overlay.runtime.phases import Phases, process_began
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
-from vllm.overlay.serving.errors import StartError, one_line
+from vllm.overlay.serving.errors import RequestError, StartError, one_line
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
 from vllm.overlay.serving.service import Service, Settings
@@ -252,6 +252,13 @@ async def warm_up(service: Service) -> None:
     except Exception as error:
         logger.exception("the first token could not be produced")
         raise StartError(f"the first token could not be produced: {one_line(error)}") from error
+    try:
+        # Both processes read the vocabulary for their grammars, which takes seconds.
+        answer = await completion_answer(service, {**request, "prompt": "Hello",
+                                                   "response_format": {"type": "json_object"}})
+        await answer.whole()
+    except RequestError as error:
+        logger.warning("Structured output is refused: %s", error)
 
 
 async def _while_alive(engine: engine_client.Engine, work: Any) -> Any:

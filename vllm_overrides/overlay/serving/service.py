@@ -8,13 +8,14 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.overlay.serving.choice import Choice, PlainParser
+from vllm.overlay.serving.constrain import Constrainer
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
 from vllm.overlay.serving.logprobs import TokenText
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
-from vllm.overlay.serving.parse.markers import CALL, MarkerSplitter, marker_ids
+from vllm.overlay.serving.parse.markers import CALL, END_THINK, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
 from vllm.overlay.serving.pictures.placeholders import Placeholders
 from vllm.overlay.serving.pictures.reader import PictureReader
@@ -70,10 +71,13 @@ class Service:
             settings.tool_call_parser or "", ())
         self._marker_ids = marker_ids(tokenizer.get_vocab(), self._markers)
         self._special = frozenset(tokenizer.all_special_ids)
+        end_thought = [token for token, marker in self._marker_ids.items() if marker == END_THINK]
+        self.constrainer = Constrainer(tokenizer, end_thought[0] if end_thought else None)
 
     def close(self) -> None:
         """End the threads."""
         self.renderer.close()
+        self.constrainer.close()
         self.pictures.close()
 
     def check_model(self, name: str) -> None:

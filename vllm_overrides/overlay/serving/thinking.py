@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import RequestError, wrong_type
 
+_TOKENS = fields.integer(-1, 2**31)
 _ON = frozenset({"enabled", "enable", "on", "true", "yes", "auto", "adaptive"})
 _OFF = frozenset({"disabled", "disable", "off", "false", "no", "none"})
 # The efforts of OpenAI's, vLLM's and other servers' APIs. This model thinks or does not: only "none" means something.
@@ -47,6 +49,23 @@ def thinking_switch(body: Mapping[str, Any], template_kwargs: Mapping[str, Any])
         return decided[0]
     efforts = ((body.get("reasoning_effort"), "reasoning_effort"), (reasoning.get("effort"), "reasoning.effort"))
     return False if False in [_effort(value, path) for value, path in efforts] else None
+
+
+def thinking_budget(body: Mapping[str, Any]) -> int | None:
+    """How many tokens a thought may have; None where the request does not say, or says -1.
+
+    The spellings, the most specific first: ``thinking_token_budget`` (vLLM), ``thinking_budget``,
+    ``thinking.budget_tokens`` (Anthropic), ``reasoning.max_tokens``.
+    """
+    thinking, reasoning = body.get("thinking"), body.get("reasoning")
+    spellings = (
+        (body.get("thinking_token_budget"), "thinking_token_budget"),
+        (body.get("thinking_budget"), "thinking_budget"),
+        (thinking.get("budget_tokens") if isinstance(thinking, dict) else None, "thinking.budget_tokens"),
+        (reasoning.get("max_tokens") if isinstance(reasoning, dict) else None, "reasoning.max_tokens"),
+    )
+    budgets = [_TOKENS(value, path) for value, path in spellings if value is not None]
+    return budgets[0] if budgets and budgets[0] >= 0 else None
 
 
 def _effort(value: Any, path: str) -> bool | None:
