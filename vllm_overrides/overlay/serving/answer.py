@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from vllm.logger import init_logger
 from vllm.overlay.engine.step_failure import NonFiniteLogits, Refused
@@ -20,18 +22,18 @@ from vllm.overlay.serving.service import Service
 logger = init_logger(__name__)
 
 
-class Answer:
+class Answer(ABC):
     """Prompts, choices and counts of one request. Choice ``i`` belongs to prompt ``i // options.samples``."""
 
-    def __init__(self, service: Service, request_id: str, options: Options, prompts: Sequence[Prompt],
+    def __init__(self, service: Service, prefix: str, options: Options, prompts: Sequence[Prompt],
                  choices: Sequence[Choice]) -> None:
+        """prefix: of the answer's id."""
         self.service = service
         self.token_text = service.token_text if options.tokens_as_ids is None else (
             service.token_text.shown(options.tokens_as_ids))
         # The client's own name of it may be in use twice; the engine's may not.
-        self.engine_id = request_id
-        self.id = request_id if options.request_id is None else (
-            request_id[:request_id.index("-") + 1] + options.request_id)
+        self.engine_id = prefix + uuid4().hex
+        self.id = self.engine_id if options.request_id is None else prefix + options.request_id
         self.options = options
         self.prompts = prompts
         self.choices = choices
@@ -39,6 +41,14 @@ class Answer:
         self.prompt_logprobs: list[Any] = [None] * len(prompts)
         self._started = time.monotonic()
         self._first_token: float | None = None
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]:
+        """The response body. Read an answer as this or as ``stream()``, once."""
+
+    @abstractmethod
+    def stream(self) -> AsyncIterator[bytes]:
+        """The response as server-sent events."""
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far. A prompt counts once, however many choices it has."""
@@ -130,10 +140,11 @@ def failure(error: Exception, request_id: str) -> RequestError:
     request's id."""
     if isinstance(error, RequestError):
         return error
-    logger.error("request %s failed", request_id, exc_info=error)
-    what = str(error) if isinstance(error, NonFiniteLogits) else type(error).__name__
-    return RequestError(f"The server failed on request {request_id}: {what}.", status=500,
-                        kind=SERVER_ERROR,
-                        code="internal_error")
     if isinstance(error, Refused):
         return RequestError(str(error))
+    logger.error("request %s failed", request_id, exc_info=error)
+    what = str(error) if isinstance(error, NonFiniteLogits) else type(error).__name__
+    told = RequestError(f"The server failed on request {request_id}: {what}.", status=500, kind=SERVER_ERROR,
+                        code="internal_error")
+    told.request_id = request_id
+    return told

@@ -6,14 +6,13 @@ import asyncio
 import functools
 import importlib
 import inspect
-import json
 from argparse import Namespace
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
+from starlette._utils import get_route_path
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -26,65 +25,54 @@ from vllm.entrypoints.openai.serving_engine import BaseModelPath
 from vllm.logger import init_logger
 from vllm.overlay.serving import models, tokens
 from vllm.overlay.serving.answer import failure
+from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
 from vllm.overlay.serving.auth import ApiKeys
-from vllm.overlay.serving.chat import ChatAnswer
-from vllm.overlay.serving.completions import CompletionAnswer, completion_answer
-from vllm.overlay.serving.connection import ClientGone, EventStream, while_connected
-from vllm.overlay.serving.errors import INVALID_REQUEST, SERVER_ERROR, RequestError, error_body
+from vllm.overlay.serving.completions import completion_answer
+from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
+from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, serve, service_of
+from vllm.overlay.serving.responses.answer import input_tokens, responses_answer
 from vllm.overlay.serving.service import Service
-from vllm.tracing import extract_trace_headers
 from vllm.version import __version__
 
 logger = init_logger(__name__)
 router = APIRouter()
-# nginx's number for a client that left before its answer; nobody reads it.
-_CLIENT_GONE = 499
-
-Answerer = Callable[..., Coroutine[Any, Any, ChatAnswer | CompletionAnswer]]
-
-
-def service_of(request: Request) -> Service:
-    """The Service that the application serves."""
-    return request.app.state.service
-
-
-async def json_body(request: Request) -> Any:
-    """The request's JSON body, whatever Content-Type says. Raises RequestError for what is not JSON."""
-    raw = await request.body()
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from None
-
-
-async def _serve(request: Request, answerer: Answerer) -> Response:
-    traced = await service_of(request).engine.is_tracing_enabled()
-    headers = extract_trace_headers(request.headers) if traced else None
-    try:
-        # Making pictures ready takes seconds. No name holds the body: it may be large, and the answer takes longer.
-        answer = await while_connected(answerer(await json_body(request), headers), request.receive)
-    except ClientGone:
-        return Response(status_code=_CLIENT_GONE)
-    if answer.options.stream:
-        return EventStream(answer.stream())
-    try:
-        return JSONResponse(await while_connected(answer.whole(), request.receive))
-    except ClientGone:
-        return Response(status_code=_CLIENT_GONE)
-    except Exception as error:
-        raise failure(error, answer.id) from error
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation."""
-    return await _serve(request, request.app.state.openai_serving_chat.answer)
+    return await serve(request, request.app.state.openai_serving_chat.answer)
 
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Continue a text."""
-    return await _serve(request, functools.partial(completion_answer, service_of(request)))
+    return await serve(request, functools.partial(completion_answer, service_of(request)))
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """Continue a conversation, in OpenAI's newer form."""
+    return await serve(request, functools.partial(responses_answer, service_of(request)))
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """The length of a response's prompt."""
+    return JSONResponse(await input_tokens(service_of(request), await json_body(request)))
+
+
+@router.post("/v1/messages")
+async def create_message(request: Request) -> Response:
+    """Continue a conversation, in Anthropic's form."""
+    return await serve(request, functools.partial(messages_answer, service_of(request)))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_message_tokens(request: Request) -> Response:
+    """The length of a message's prompt."""
+    return JSONResponse(await count_tokens(service_of(request), await json_body(request)))
 
 
 @router.get("/v1/models")
@@ -186,29 +174,34 @@ def _add_middleware(app: FastAPI, path: str) -> None:
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     logger.info("%d for %s %s: %.300s", error.status, request.method, request.url.path, error.message)
-    return JSONResponse(error.body(), status_code=error.status)
+    return error_response(get_route_path(request.scope), error)
 
 
 async def _on_client_gone(_: Request, _error: Exception) -> Response:
     """A client that left while it sent its body: no fault of the server's, so nothing is logged."""
-    return Response(status_code=_CLIENT_GONE)
+    return Response(status_code=CLIENT_GONE)
 
 
-async def _on_validation_error(_: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(step) for step in first["loc"] if step != "body") or None
-    return JSONResponse(error_body(f"{param or 'body'}: {first['msg']}", param=param, code="invalid_value"),
-                        status_code=400)
+    return await _on_request_error(request, RequestError(f"{param or 'body'}: {first['msg']}", param=param))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(error_body(message, INVALID_REQUEST, code=None), status_code=error.status_code,
-                        headers=error.headers)
+    path = get_route_path(request.scope)
+    why = str(error.detail)
+    if error.status_code == 404:
+        # What is there is said, for a base URL that is a little wrong, and for APIs that need another kind of model.
+        why = f"there is no such route; this server generates text at {', '.join(GENERATING)}."
+    told = RequestError(f"{request.method} {path}: {why}", code="unknown_url" if error.status_code == 404 else None,
+                        status=error.status_code)
+    told.headers = dict(error.headers or {})
+    return error_response(path, told)
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    wrapped = failure(error, f"{request.method} {request.url.path}")
-    return JSONResponse(wrapped.body(), status_code=wrapped.status)
+    path = get_route_path(request.scope)
+    return error_response(path, failure(error, f"{request.method} {path}"))

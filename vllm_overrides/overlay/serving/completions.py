@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -27,7 +26,7 @@ class CompletionAnswer(Answer):
         self._samples = samples = request.options.samples
         choices = [service.plain_choice(i, request.options, prompts[i // samples])
                    for i in range(samples * len(prompts))]
-        super().__init__(service, f"cmpl-{uuid.uuid4().hex}", request.options, prompts, choices)
+        super().__init__(service, "cmpl-", request.options, prompts, choices)
         self._request = request
         self._steps = lambda: choice_steps(self, params, trace_headers)
         self._created = int(time.time())
@@ -151,14 +150,14 @@ async def completion_answer(service: Service, body: Any,
     check_sampling(options, max_logprobs=settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="logprobs")
     prompts = [await service.renderer.completion(prompt, options) for prompt in request.prompts]
-    constraint = await service.constrainer.constraint(request.structure)
     params = []
+    constraint = await service.constrainer.constraint(request.structure)
     for prompt in prompts:
         service.check_token_ids(prompt)
         budget = policy.token_budget(len(prompt.token_ids), max(options.max_tokens or 1, 1), settings.max_model_len,
                                      "prompt")
-        one.constraint = constraint
         one = sampling_params(options, settings.sampling_defaults, budget)
+        one.constraint = constraint
         if request.echo and one.prompt_logprobs is None:
             one.prompt_logprobs = options.logprobs
         params.append(one)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from vllm.overlay.serving import policy
 from vllm.overlay.serving.answer import Answer, choice_steps
@@ -49,6 +48,7 @@ async def ready(service: Service, request: ChatRequest) -> Ready:
     service.check_model(request.model)
     service.check_tools(request)
     policy.check_limit(options.max_tokens, service.settings.max_model_len, options.limit_field)
+    policy.check_limit(options.min_tokens, service.settings.max_model_len, "min_tokens")
     check_sampling(options, max_logprobs=service.settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="top_logprobs")
     prompt, pictures = await rendered(service, request)
@@ -72,7 +72,7 @@ class ConversationAnswer(Answer):
         """prefix: of the answer's id."""
         request = ready.request
         choices = [service.chat_choice(i, request, ready.prompt, ready.stops) for i in range(request.options.samples)]
-        super().__init__(service, f"{prefix}{uuid4().hex}", request.options, [ready.prompt], choices)
+        super().__init__(service, prefix, request.options, [ready.prompt], choices)
         self.request = request
         self.prompt = ready.prompt
         self.steps = lambda: choice_steps(self, [ready.params], trace_headers)

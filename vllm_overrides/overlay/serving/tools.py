@@ -102,7 +102,8 @@ def _custom(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     parts = [about] if isinstance(about, str) and about else []
     shape = custom.get("format")
     if isinstance(shape, dict):
-        grammar = shape.get("grammar") if isinstance(shape.get("grammar"), dict) else shape
+        inside = shape.get("grammar")
+        grammar = inside if isinstance(inside, dict) else shape
         if isinstance(grammar.get("definition"), str):
             parts.append(f"The input follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}")
     return {"type": "function", "function": {

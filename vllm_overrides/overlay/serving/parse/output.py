@@ -53,6 +53,11 @@ class OutputParser:
         return self._state == _THOUGHT
 
     @property
+    def in_content(self) -> bool:
+        """Whether the text now being fed is content."""
+        return self._state == _CONTENT
+
+    @property
     def sealed(self) -> bool:
         """Whether nothing that may still come belongs to the answer."""
         return self._state == _SEALED
