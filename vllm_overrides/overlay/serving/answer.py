@@ -17,6 +17,7 @@ from vllm.overlay.serving.generate import outputs
 from vllm.overlay.serving.logprobs import prompt_logprobs
 from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.render import Prompt
+from vllm.overlay.serving.request_log import log_request
 from vllm.overlay.serving.service import Service
 
 logger = init_logger(__name__)
@@ -38,6 +39,7 @@ class Answer(ABC):
         self.prompts = prompts
         self.choices = choices
         self.cached_tokens: int | None = None
+        self.ends: tuple[float, RequestError] | None = None
         self.prompt_logprobs: list[Any] = [None] * len(prompts)
         self._started = time.monotonic()
         self._first_token: float | None = None
@@ -84,19 +86,34 @@ class Answer(ABC):
             shown["prompt_token_ids"] = list(self.prompts[position].token_ids)
         return shown
 
+    def end_at(self, time_s: float, error: RequestError) -> None:
+        """Fail with ``error`` at a time of the event loop, if it is not finished by then."""
+        self.ends = (time_s, error)
+
     def note_token(self) -> None:
         """The engine has given a token."""
         self._first_token = self._first_token or time.monotonic()
 
-    def log_end(self, outcome: str) -> None:
-        """One line per request, without its text."""
-        if not self.service.settings.log_requests:
+    def log_end(self, error: str | None) -> None:
+        """One line per request, without its text unless that was asked for. error: None where the answer is whole."""
+        settings = self.service.settings
+        if not settings.log_requests:
             return
         now = time.monotonic()
-        first = "-" if self._first_token is None else f"{self._first_token - self._started:.3f}"
-        counts = self.usage()
-        logger.info("request %s: %d prompt tokens, %d generated, first after %s s, all after %.3f s, %s", self.id,
-                    counts["prompt_tokens"], counts["completion_tokens"], first, now - self._started, outcome)
+        total, counts = now - self._started, self.usage()
+        generated = counts["completion_tokens"]
+        first = None if self._first_token is None else self._first_token - self._started
+        decoding = None if first is None or generated < 2 else total - first
+        finishes = sorted({choice.finish_reason for choice in self.choices if choice.finish_reason})
+        log_request(
+            id=self.id, stream=self.options.stream, prompts=len(self.prompts) if len(self.prompts) > 1 else None,
+            n=self.options.samples if self.options.samples > 1 else None, prompt_tokens=counts["prompt_tokens"],
+            cached_tokens=self.cached_tokens, max_tokens=self.options.max_tokens, completion_tokens=generated,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices) or None, ttft_s=first,
+            total_s=total, tps=generated / total if total > 0 else None,
+            decode_tps=(generated - 1) / decoding if decoding else None, finish=", ".join(finishes) or None,
+            error=error, prompt=[prompt.text[:settings.log_prompts] for prompt in self.prompts]
+            if settings.log_prompts else None)
 
 
 async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Mapping[str, str] | None = None
@@ -108,8 +125,8 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
     """
     priority = answer.options.priority if answer.service.settings.priorities else 0
     source = outputs(answer.service.engine, answer.prompts, params, answer.engine_id,
-                     priority=priority, trace_headers=trace_headers)
-    outcome = "client gone"
+                     priority=priority, trace_headers=trace_headers, ends=answer.ends)
+    error: str | None = "client gone"
     try:
         async for position, output in source:
             cached = getattr(output, "num_cached_tokens", None)
@@ -124,15 +141,15 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
                 answer.note_token()
                 yield choice, choice.feed(one.token_ids, one.logprobs, one.finish_reason, one.stop_reason)
             if all(choice.finished for choice in answer.choices):
-                outcome = ", ".join(sorted({str(choice.finish_reason) for choice in answer.choices}))
+                error = None
                 return
         raise RuntimeError("the engine ended the request before it was finished")
-    except Exception as error:
-        outcome = f"failed: {error!r:.200}"
+    except Exception as failed:
+        error = f"{failed!r:.200}"
         raise
     finally:
         await source.aclose()  # type: ignore[attr-defined]
-        answer.log_end(outcome)
+        answer.log_end(error)
 
 
 def failure(error: Exception, request_id: str) -> RequestError:

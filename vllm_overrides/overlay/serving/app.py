@@ -22,7 +22,6 @@ import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
 from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
 from vllm.entrypoints.openai.serving_engine import BaseModelPath
-from vllm.logger import init_logger
 from vllm.overlay.serving import models, tokens
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
@@ -30,11 +29,12 @@ from vllm.overlay.serving.auth import ApiKeys
 from vllm.overlay.serving.completions import completion_answer
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
 from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, serve, service_of
+from vllm.overlay.serving.limits import Admission, Limits
+from vllm.overlay.serving.request_log import log_refusal
 from vllm.overlay.serving.responses.answer import input_tokens, responses_answer
 from vllm.overlay.serving.service import Service
 from vllm.version import __version__
 
-logger = init_logger(__name__)
 router = APIRouter()
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
@@ -75,20 +75,26 @@ async def count_message_tokens(request: Request) -> Response:
     return JSONResponse(await count_tokens(service_of(request), await json_body(request)))
 
 
-@router.get("/v1/models")
+@router.post("/v1/chat/completions/render")
+async def render_chat_completion(request: Request) -> Response:
+    """What a chat request's generation would begin with."""
+    return JSONResponse(await tokens.render(service_of(request), await json_body(request)))
+
+
+@router.api_route("/v1/models", methods=["GET", "HEAD"])
 async def list_models(request: Request) -> Response:
     """The names that this server's one model is served under."""
     return JSONResponse(models.listing(service_of(request).settings))
 
 
-@router.get("/v1/models/{name:path}")
+@router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
 async def get_model(request: Request, name: str) -> Response:
     """One of them."""
     service_of(request).check_model(name)
     return JSONResponse(models.card(service_of(request).settings, name))
 
 
-@router.get("/version")
+@router.api_route("/version", methods=["GET", "HEAD"])
 async def version() -> Response:
     """The version of the vLLM underneath."""
     return JSONResponse({"version": __version__})
@@ -129,6 +135,8 @@ def build_app(args: Namespace) -> FastAPI:
     app = FastAPI(title="vLLM", version=__version__, lifespan=api_server_stock.lifespan, **hidden)
     app.include_router(router)
     app.root_path = args.root_path or ""
+    app.state.limits = Limits.of(args)
+    app.state.admission = Admission(app.state.limits)
     api_server_stock.mount_metrics(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
@@ -137,7 +145,7 @@ def build_app(args: Namespace) -> FastAPI:
     app.add_exception_handler(Exception, _on_exception)
     for path in args.middleware:
         _add_middleware(app, path)
-    keys = [key for key in (envs.VLLM_API_KEY, args.api_key) if key]
+    keys = [key for key in (envs.VLLM_API_KEY, *(args.api_key or ())) if key]
     if keys:
         app.add_middleware(ApiKeys, keys=keys)
     app.add_middleware(CORSMiddleware, allow_origins=args.allowed_origins, allow_credentials=args.allow_credentials,
@@ -173,7 +181,8 @@ def _add_middleware(app: FastAPI, path: str) -> None:
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    logger.info("%d for %s %s: %.300s", error.status, request.method, request.url.path, error.message)
+    log_refusal(request.method, request.url.path, error.status, error.message, code=error.code, param=error.param,
+                id=error.request_id)
     return error_response(get_route_path(request.scope), error)
 
 

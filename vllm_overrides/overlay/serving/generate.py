@@ -14,12 +14,14 @@ from vllm.sampling_params import SamplingParams
 
 
 async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[SamplingParams], request_id: str, *,
-                  priority: int = 0, trace_headers: Mapping[str, str] | None = None
+                  priority: int = 0, trace_headers: Mapping[str, str] | None = None,
+                  ends: tuple[float, Exception] | None = None
                   ) -> AsyncIterator[tuple[int, RequestOutput]]:
     """(prompt's position, output), as they come, of all prompts at once.
 
-    engine: an EngineClient. Closing this generator aborts in the engine what is not finished. An exception of the
-    engine is raised here; a ValueError before the first output is its way to refuse a request, so a RequestError.
+    engine: an EngineClient. ends: at a time of the event loop, an exception is raised here. Closing this generator
+    aborts in the engine what is not finished. An exception of the engine is raised here; a ValueError before the first
+    output is its way to refuse a request, so a RequestError.
     """
     streams = [engine.generate(_engine_prompt(prompt), one, f"{request_id}-{i}", priority=priority,
                                trace_headers=trace_headers)
@@ -37,6 +39,7 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
             refused = isinstance(error, ValueError) and not begun
             queue.put_nowait((position, RequestError(str(error)) if refused else error))
 
+    timer = None if ends is None else asyncio.get_running_loop().call_at(ends[0], queue.put_nowait, (0, ends[1]))
     tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
     try:
         running = len(tasks)
@@ -49,6 +52,8 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
             else:
                 yield position, output
     finally:
+        if timer is not None:
+            timer.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

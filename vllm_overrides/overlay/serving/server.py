@@ -195,6 +195,7 @@ def settings(args: Namespace, config: Any) -> Settings:
         sampling_defaults=sampling_defaults(args.generation_config, model),
         tokens_as_ids=args.return_tokens_as_token_ids,
         log_requests=not args.disable_log_requests,
+        log_prompts=(args.max_log_len or sys.maxsize) if args.log_prompts else 0,
         priorities=config.scheduler_config.policy == "priority",
         pictures=picture_input(model, PictureLimits.of(args)),
     )

@@ -28,7 +28,7 @@ logger = init_logger(__name__)
 @dataclass(frozen=True)
 class Settings:
     """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none.
-    pictures: None where the model takes none."""
+    log_prompts: characters of each prompt that the log shows. pictures: None where the model takes none."""
 
     model_names: tuple[str, ...]
     model_path: str
@@ -44,6 +44,7 @@ class Settings:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     tokens_as_ids: bool = False
     log_requests: bool = True
+    log_prompts: int = 0
     priorities: bool = False
     pictures: PictureInput | None = None
 
@@ -79,6 +80,10 @@ class Service:
         self.renderer.close()
         self.constrainer.close()
         self.pictures.close()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own names of tokens."""
+        return self._tokenizer.convert_ids_to_tokens(list(token_ids))
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) for a model that is not served here."""

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form."""
+"""POST /tokenize, /detokenize and /v1/chat/completions/render, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vllm.overlay.serving.service import Service
 
 async def tokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "prompt"}`` or of a chat request: what generation would read. Raises RequestError."""
+    strings = isinstance(body, dict) and fields.read(body, {"return_token_strs": fields.flag})
     if isinstance(body, dict) and body.get("messages") is not None:
         chat = normalise_chat({"model": service.settings.model_names[0], **body})
         prompt, _ = await rendered(service, chat)
@@ -24,7 +25,16 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
             raise missing("prompt")
         options = Options(add_special_tokens=found.get("add_special_tokens", True))
         prompt = await service.renderer.completion(fields.text(body["prompt"], "prompt"), options)
-    return {"count": len(prompt.token_ids), "max_model_len": service.settings.max_model_len, "tokens": prompt.token_ids}
+    shown = {"token_strs": service.token_strings(prompt.token_ids)} if (
+        strings and strings.get("return_token_strs")) else {"token_strs": None}
+    return {"count": len(prompt.token_ids), "max_model_len": service.settings.max_model_len,
+            "tokens": prompt.token_ids, **shown}
+
+
+async def render(service: Service, body: Any) -> dict[str, Any]:
+    """The prompt of a chat request, as generation would read it. Raises RequestError."""
+    prompt, _ = await rendered(service, normalise_chat(body))
+    return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
 
 
 async def detokenize(service: Service, body: Any) -> dict[str, Any]:
