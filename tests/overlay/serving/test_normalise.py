@@ -117,7 +117,7 @@ def test_logprobs_mean_two_things():
     ({"frequency_penalty": 2.1}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": 1e-38}, "repetition_penalty"),
     ({"seed": 2**64}, "seed"), ({"seed": "x"}, "seed"), ({"stop": 5}, "stop"), ({"stop": ["x", 5]}, "stop[1]"),
-    ({"stop": ["x", ""]}, "stop"), ({"stream": "yes"}, "stream"), ({"stream_options": "yes"}, "stream_options"),
+    ({"stop": ["x", ""]}, "stop"), ({"stop": ["x"] * 65}, "stop"), ({"stream": "yes"}, "stream"), ({"stream_options": "yes"}, "stream_options"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias.5"),
     ({"logit_bias": [1]}, "logit_bias"),

@@ -60,6 +60,11 @@ class Answer(ABC):
             sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None,
             self.cached_tokens)
 
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompts that were not computed again."""
+        return self.cached_tokens or 0
+
     def best(self, position: int) -> list[Choice]:
         """The finished choices of a prompt that are given: where more were asked for than are wanted, those of the
         highest log probability per token."""

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.overlay.serving import respond
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.choice import Choice, Step
+from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.logprobs import chat_logprobs
 from vllm.overlay.serving.normalise import normalise_chat
 from vllm.overlay.serving.prepare import ConversationAnswer, Ready, ready
@@ -127,4 +128,4 @@ class ChatAnswer(ConversationAnswer):
 
 async def chat_answer(service: Service, body: Any, trace_headers: Mapping[str, str] | None = None) -> ChatAnswer:
     """Everything of a chat request up to generation. Raises RequestError for what cannot be served."""
-    return ChatAnswer(service, await ready(service, normalise_chat(body)), trace_headers)
+    return ChatAnswer(service, await ready(service, await off_loop(normalise_chat, body)), trace_headers)

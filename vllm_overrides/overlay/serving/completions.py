@@ -10,6 +10,7 @@ from typing import Any
 from vllm.overlay.serving import policy, respond
 from vllm.overlay.serving.answer import Answer, choice_steps, failure
 from vllm.overlay.serving.choice import Choice, Step
+from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.logprobs import completion_logprobs
 from vllm.overlay.serving.normalise import CompletionRequest, normalise_completion
 from vllm.overlay.serving.parse.events import Content, Thought
@@ -142,7 +143,7 @@ def _joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict
 async def completion_answer(service: Service, body: Any,
                             trace_headers: Mapping[str, str] | None = None) -> CompletionAnswer:
     """Everything of a completion request up to generation. Raises RequestError for what cannot be served."""
-    request = normalise_completion(body)
+    request = await off_loop(normalise_completion, body)
     options = request.options
     settings = service.settings
     service.check_model(request.model)

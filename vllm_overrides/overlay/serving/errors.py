@@ -37,12 +37,12 @@ class RequestError(Exception):
 
 
 class PromptTooLong(RequestError):
-    """The prompt leaves no room for an answer. Lengths in tokens."""
+    """The prompt leaves no room for an answer. Lengths in tokens; at_least: the prompt has more."""
 
-    def __init__(self, prompt_tokens: int, context: int, param: str) -> None:
+    def __init__(self, prompt_tokens: int, context: int, param: str, at_least: bool = False) -> None:
         super().__init__(f"This model's maximum context length is {context} tokens, but the request's {param} hold "
-                         f"{prompt_tokens} tokens, which leaves no room for an answer. Please shorten them.",
-                         param=param, code="context_length_exceeded")
+                         f"{'at least ' * at_least}{prompt_tokens} tokens, which leaves no room for an answer. "
+                         "Please shorten them.", param=param, code="context_length_exceeded")
         self.prompt_tokens = prompt_tokens
         self.context = context
 

@@ -15,6 +15,8 @@ MOST_CHOICES = 1024
 # Logits are divided by it: smaller ones leave the range of a float32, and then there is nothing to sample from.
 _LEAST_REPETITION = 1e-6
 _LONGEST_ID = 128
+# Each is looked for in every piece of the answer.
+_MOST_STOPS = 64
 # They would change what is generated, so leaving them out would be another answer than the one that was asked for.
 _NOT_SERVED = {
     "use_beam_search": "this server samples.",
@@ -143,6 +145,8 @@ def read_options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: 
             raise not_supported(name, why)
     if found.get("repetition_penalty", 1.0) < _LEAST_REPETITION:
         raise RequestError(f"repetition_penalty must be at least {_LEAST_REPETITION}.", param="repetition_penalty")
+    if len(found.get("stop", ())) > _MOST_STOPS:
+        raise RequestError(f"stop holds {len(found['stop'])} strings; {_MOST_STOPS} is the most.", param="stop")
     if "" in found.get("stop", ()):
         raise RequestError("stop must not hold an empty string.", param="stop")
     streamed = fields.read(found.get("stream_options", {}), {"include_usage": fields.flag,

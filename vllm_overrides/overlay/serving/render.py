@@ -13,6 +13,7 @@ import jinja2
 from vllm.overlay.pictures.picture import Picture
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
+from vllm.overlay.serving.hopeless import refuse_hopeless
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
@@ -40,9 +41,11 @@ class Prompt:
 class Renderer:
     """Renders with one tokenizer and chat template. One thread: a fast tokenizer must not be used by two at a time."""
 
-    def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None,
+                 context: int | None = None) -> None:
         """chat_template: Jinja source; None for the tokenizer's own. placeholders: None where the model takes no
-        pictures."""
+        pictures. context: the longest prompt that is worth its time, in tokens."""
+        self._context = context
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._placeholders = placeholders
@@ -102,6 +105,7 @@ class Renderer:
             opened_call = f"\n<function={request.tool_choice.name}>\n" if request.tool_choice.name else "\n<function="
             text += CALL + opened_call
         text = well_formed(text)
+        self._refuse_hopeless(text, request.options, "messages")
         text, ids = self._tokenised(text, request.options, secret)
         offsets: tuple[int, ...] = ()
         if self._placeholders is not None:
@@ -112,6 +116,7 @@ class Renderer:
     def _completion(self, prompt: str | list[int], options: Options) -> Prompt:
         if isinstance(prompt, str):
             text = well_formed(prompt)
+            self._refuse_hopeless(text, options, "prompt")
             secret = Placeholders.secret()
             if self._placeholders is not None:
                 text = self._placeholders.guarded(text, secret)
@@ -123,6 +128,10 @@ class Renderer:
                 raise RequestError(f"prompt holds token {token}; the vocabulary has {size} tokens.", param="prompt")
         ids = _truncated(prompt, options)
         return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
+
+    def _refuse_hopeless(self, text: str, options: Options, param: str) -> None:
+        if self._context is not None and not options.truncate_prompt_tokens:
+            refuse_hopeless(self._tokenizer, text, self._context, param)
 
     def _tokenised(self, text: str, options: Options, secret: str) -> tuple[str, list[int]]:
         """(text, its token ids); the text is cut where the secret stands, see Placeholders."""

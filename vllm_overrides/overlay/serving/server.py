@@ -167,10 +167,12 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
     phases.end("configuration")
     alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
     start = engine_client.in_process if alone else engine_client.in_own_process
+    # While the engine starts; a copy of the first one takes longer.
+    second_tokenizer = loop.run_in_executor(None, load_tokenizer, config.model_config)
     with announced(choices):
         async with start(engine_args, config) as engine:
             phases.end("engine")
-            service = Service(engine.client, tokenizer, requests)
+            service = Service(engine.client, tokenizer, requests, await second_tokenizer)
             await _while_alive(engine, warm_up(service))
             phases.end("first token")
             logger.info("Started in %s", phases.line())

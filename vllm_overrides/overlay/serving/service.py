@@ -11,6 +11,7 @@ from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.constrain import Constrainer
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
+from vllm.overlay.serving.lanes import Lanes
 from vllm.overlay.serving.logprobs import TokenText
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.options import Options
@@ -52,8 +53,9 @@ class Settings:
 class Service:
     """One served model. Makes a request's choices; knows nothing of HTTP."""
 
-    def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
-        """engine: an EngineClient; tokenizer: a transformers tokenizer."""
+    def __init__(self, engine: Any, tokenizer: Any, settings: Settings, second_tokenizer: Any = None) -> None:
+        """engine: an EngineClient; tokenizer: a transformers tokenizer; second_tokenizer: another copy of it, so that
+        short prompts need not wait for long ones."""
         self.engine = engine
         shown = settings.pictures
         if shown is not None and max(shown.marks) >= len(tokenizer):
@@ -62,8 +64,11 @@ class Service:
             shown = None
         self.settings = settings = replace(settings, pictures=shown)
         self.pictures = PictureReader(shown)
-        self.renderer = Renderer(tokenizer, settings.chat_template,
-                                 Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None)
+        short, *others = (
+            Renderer(one, settings.chat_template, Placeholders(one, shown.placeholder, shown.marks) if shown else None,
+                     settings.max_model_len)
+            for one in (tokenizer, second_tokenizer) if one is not None)
+        self.renderer = Lanes(short, others[0] if others else short)
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import missing
+from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.normalise import normalise_chat
 from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.prepare import rendered
@@ -16,7 +17,7 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "prompt"}`` or of a chat request: what generation would read. Raises RequestError."""
     strings = isinstance(body, dict) and fields.read(body, {"return_token_strs": fields.flag})
     if isinstance(body, dict) and body.get("messages") is not None:
-        chat = normalise_chat({"model": service.settings.model_names[0], **body})
+        chat = await off_loop(normalise_chat, {"model": service.settings.model_names[0], **body})
         prompt, _ = await rendered(service, chat)
     else:
         found = fields.read(fields.mapping(body, "body"), {"model": fields.text, "add_special_tokens": fields.flag})
@@ -33,14 +34,14 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
 
 async def render(service: Service, body: Any) -> dict[str, Any]:
     """The prompt of a chat request, as generation would read it. Raises RequestError."""
-    prompt, _ = await rendered(service, normalise_chat(body))
+    prompt, _ = await rendered(service, await off_loop(normalise_chat, body))
     return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
 
 
 async def detokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "tokens"}``. Raises RequestError."""
     checks = {"model": fields.text, "tokens": fields.list_of(fields.integer(0, service.vocab_size - 1))}
-    found = fields.read(fields.mapping(body, "body"), checks)
+    found = await off_loop(fields.read, fields.mapping(body, "body"), checks)
     service.check_model(found.get("model", service.settings.model_names[0]))
     if body.get("tokens") is None:
         raise missing("tokens")

@@ -11,6 +11,7 @@ from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.anthropic.blocks import BlockWriter
 from vllm.overlay.serving.anthropic.failure import error_body
 from vllm.overlay.serving.anthropic.request import MessagesRequest, translated
+from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.normalise import normalise_chat
 from vllm.overlay.serving.prepare import ConversationAnswer, Ready, ready, rendered
 from vllm.overlay.serving.service import Service
@@ -69,7 +70,7 @@ class MessagesAnswer(ConversationAnswer):
     def _usage(self) -> dict[str, Any]:
         """Here ``input_tokens`` are those that were computed; what the cache held is counted beside them."""
         counts = self.usage()
-        cached = self.cached_tokens or 0
+        cached = self.cached
         extra = {name: value for name, value in counts.items() if name not in (
             "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")}
         return {"input_tokens": counts["prompt_tokens"] - cached, "cache_read_input_tokens": cached,
@@ -87,16 +88,16 @@ def _sse(event: dict[str, Any]) -> bytes:
 async def messages_answer(service: Service, body: Any,
                           trace_headers: Mapping[str, str] | None = None) -> MessagesAnswer:
     """Everything of a request up to generation. Raises RequestError for what cannot be served."""
-    asked = translated(body)
+    asked = await off_loop(translated, body)
     with in_terms_of(asked.names):
-        prepared = await ready(service, normalise_chat(asked.chat))
+        prepared = await ready(service, await off_loop(normalise_chat, asked.chat))
     asked.chat = {}
     return MessagesAnswer(service, prepared, asked, trace_headers)
 
 
 async def count_tokens(service: Service, body: Any) -> dict[str, Any]:
     """POST /v1/messages/count_tokens: how long the prompt would be."""
-    asked = translated(body, counting=True)
+    asked = await off_loop(translated, body, True)
     with in_terms_of(asked.names):
-        prompt, _ = await rendered(service, normalise_chat(asked.chat))
+        prompt, _ = await rendered(service, await off_loop(normalise_chat, asked.chat))
     return {"input_tokens": len(prompt.token_ids)}

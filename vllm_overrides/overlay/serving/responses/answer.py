@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.choice import Step
+from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.logprobs import chat_logprobs
 from vllm.overlay.serving.normalise import normalise_chat
 from vllm.overlay.serving.prepare import ConversationAnswer, Ready, ready, rendered
@@ -85,7 +86,7 @@ class ResponsesAnswer(ConversationAnswer):
         extra = {name: value for name, value in counts.items() if name not in (
             "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")}
         return {"input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": self.cached_tokens or 0},
+                "input_tokens_details": {"cached_tokens": self.cached},
                 "output_tokens": counts["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in self.choices)},
                 "total_tokens": counts["total_tokens"], **extra}
@@ -101,16 +102,16 @@ class ResponsesAnswer(ConversationAnswer):
 async def responses_answer(service: Service, body: Any,
                            trace_headers: Mapping[str, str] | None = None) -> ResponsesAnswer:
     """Everything of a request up to generation. Raises RequestError for what cannot be served."""
-    asked = translated(body)
+    asked = await off_loop(translated, body)
     with in_terms_of(asked.names):
-        prepared = await ready(service, normalise_chat(asked.chat))
+        prepared = await ready(service, await off_loop(normalise_chat, asked.chat))
     asked.chat = {}
     return ResponsesAnswer(service, prepared, asked, trace_headers)
 
 
 async def input_tokens(service: Service, body: Any) -> dict[str, Any]:
     """POST /v1/responses/input_tokens: how long the prompt would be."""
-    asked = translated(body)
+    asked = await off_loop(translated, body)
     with in_terms_of(asked.names):
-        prompt, _ = await rendered(service, normalise_chat(asked.chat))
+        prompt, _ = await rendered(service, await off_loop(normalise_chat, asked.chat))
     return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
