@@ -35,9 +35,9 @@ CASES = {
                            {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
     "tool_choice none": ("No call.", {"tools": TOOLS, "tool_choice": "none", "thinking": False},
                          {"content": "No call."}, "stop"),
-    "required": (f"get_weather>\n{CALL.split('>', 2)[2].lstrip()}", {"tools": TOOLS, "tool_choice": "required"},
-                 {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
-    "named": (CALL.split(">", 2)[2].lstrip(), {"tools": TOOLS, "tool_choice": {"type": "function", "function": {
+    "required": (f"I must.\n</think>\n\n{CALL}", {"tools": TOOLS, "tool_choice": "required"}, {
+        "reasoning_content": "I must.", "tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "named": (f"{CALL}\n{CALL}", {"tools": TOOLS, "thinking": False, "tool_choice": {"type": "function", "function": {
         "name": "get_weather"}}}, {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
     "stop string": ("1 2 3 15 16", {"stop": ["15"], "thinking": False}, {"content": "1 2 3 "}, "stop"),
     "stop string kept": ("1 2 15 16", {"stop": "15", "include_stop_str_in_output": True, "thinking": False},

@@ -157,8 +157,9 @@ def test_min_tokens_and_ignore_eos(server):
 
 
 def test_forced_call(server):
-    """A random model under a named choice: the call is begun for it, and what it writes is its arguments."""
-    body = server.post(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}, max_tokens=16).json()
+    """A random model under a named choice writes the call that its grammar leaves it, behind a thought."""
+    body = server.post(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}, max_tokens=60,
+                       thinking_token_budget=5).json()
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f", body
 
 

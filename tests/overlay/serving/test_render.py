@@ -87,26 +87,13 @@ def test_unpaired_surrogates_are_replaced_and_pairs_are_kept():
     assert well_formed("日本 🎉") == "日本 🎉"
 
 
-@pytest.mark.parametrize(("thinking", "choice", "end"), [
-    (None, "required", "<think>\n\n</think>\n\n<tool_call>\n<function="),
-    (True, {"type": "function", "function": {"name": "edit"}},
-     "<think>\n\n</think>\n\n<tool_call>\n<function=edit>\n"),
-    (True, "auto", "<think>\n"),
-])
-async def test_forced_calls_are_begun_in_the_prompt(thinking, choice, end):
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": choice,
-            "enable_thinking": thinking}
-    prompt = await Renderer(tokenizer(), None).chat(normalise_chat(body))
-    assert prompt.text.endswith("<|im_start|>assistant\n" + end)
-    assert (prompt.opened_call is not None, prompt.in_thought) == (choice != "auto", choice == "auto")
-
-
-async def test_the_prompt_does_not_depend_on_whether_tools_may_be_called():
-    """An agent that forbids calls for one turn keeps its cached prefix."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
-    prompts = [await Renderer(tokenizer(), None).chat(normalise_chat({**body, "tool_choice": choice}))
-               for choice in ("none", "auto")]
-    assert prompts[0] == prompts[1]
+@pytest.mark.parametrize("thinking", [None, False])
+async def test_the_prompt_does_not_depend_on_whether_tools_may_or_must_be_called(thinking):
+    """An agent that forbids calls for one turn, or forces one, keeps its cached prefix, and the model its thought."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "enable_thinking": thinking}
+    first, *others = [await Renderer(tokenizer(), None).chat(normalise_chat({**body, "tool_choice": choice}))
+                      for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "edit"}})]
+    assert others == [first] * 3 and first.in_thought == (thinking is None)
 
 
 async def test_long_prompts_are_cut_from_the_left():

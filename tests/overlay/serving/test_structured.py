@@ -10,8 +10,9 @@ import pytest
 from tests.helpers.fake_engine import ids, tokenizer
 from vllm.overlay.grammar.constraint import Constraint
 from vllm.overlay.grammar.vocabulary import make_vocabulary
-from vllm.overlay.serving.constrain import Constrainer
+from vllm.overlay.serving.constrain import Constrainer, Markers
 from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.normalise import normalise_chat
 from vllm.overlay.serving.structured import read_structure
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -21,7 +22,7 @@ END_THINK = ids("</think>")[0]
 
 @pytest.fixture(scope="module")
 def constrainer():
-    made = Constrainer(tokenizer(), END_THINK)
+    made = Constrainer(tokenizer(), Markers(END_THINK))
     yield made
     made.close()
 
@@ -31,8 +32,10 @@ def vocabulary():
     return make_vocabulary(tokenizer(), len(tokenizer()), [tokenizer().eos_token_id])
 
 
-def constraint(constrainer, body, **more) -> Constraint:
-    return asyncio.run(constrainer.constraint(read_structure(body), **more))
+def constraint(constrainer, body, *, in_thought: bool = False, **fields) -> Constraint | None:
+    """Of a chat request; a completion's is the same where no thought is begun."""
+    request = normalise_chat({"model": "m", "messages": [{"role": "user", "content": "x"}], **body, **fields})
+    return asyncio.run(constrainer.of_chat(request, in_thought))
 
 
 def admits(vocabulary, grammar: str, tokens: list[int]) -> bool:
@@ -71,6 +74,7 @@ def test_what_is_asked_for_is_what_the_grammar_admits(constrainer, vocabulary, b
     assert read_structure(body).field == field
     made = constraint(constrainer, body)
     assert made == Constraint(made.grammar), "not from the first token on, or with a budget"
+    assert asyncio.run(constrainer.of_completion(read_structure(body))).grammar is not None
     assert admits(vocabulary, made.grammar, vocabulary.tokenize_str(good)), (good, made.grammar)
     assert not admits(vocabulary, made.grammar, vocabulary.tokenize_str(bad)), (bad, made.grammar)
 
@@ -94,22 +98,22 @@ def test_a_grammar_of_the_content_begins_behind_the_thought_and_its_line_breaks(
 
 def test_a_grammar_of_the_whole_output_has_nothing_added(constrainer, vocabulary):
     body = {"structured_outputs": {"grammar": 'start: "x" </think> "y"', "enable_in_reasoning": True}}
-    made = constraint(constrainer, body, in_thought=True, thought_budget=1)
+    made = constraint(constrainer, body, in_thought=True, thinking_token_budget=1)
     assert made == Constraint(made.grammar)
     assert admits(vocabulary, made.grammar, ids("x</think>y"))
 
 
 def test_where_thoughts_are_not_told_from_content_there_is_none(vocabulary):
-    made = Constrainer(tokenizer(), None)
-    got = constraint(made, {"guided_choice": ["yes"]}, in_thought=True, thought_budget=3)
+    made = Constrainer(tokenizer(), Markers())
+    got = constraint(made, {"guided_choice": ["yes"]}, in_thought=True, thinking_token_budget=3)
     assert got == Constraint(got.grammar)
     made.close()
 
 
 def test_a_budget_alone(constrainer):
-    assert constraint(constrainer, {}, in_thought=True, thought_budget=7) == Constraint(
+    assert constraint(constrainer, {}, in_thought=True, thinking_token_budget=7) == Constraint(
         None, in_thought=True, end_thought=END_THINK, thought_budget=7)
-    assert constraint(constrainer, {}, in_thought=False, thought_budget=7) is None
+    assert constraint(constrainer, {}, in_thought=False, thinking_token_budget=7) is None
     assert constraint(constrainer, {}, in_thought=True) is None
 
 
@@ -204,8 +208,8 @@ def test_a_schema_that_is_not_strict_is_kept_to_as_far_as_possible(constrainer, 
 def test_a_client_that_leaves_does_not_take_the_grammar_from_others(constrainer):
     async def two() -> Constraint | None:
         body = {"guided_regex": "[a-z]{1,3}x{1,2000}(abc|def){3,9}"}
-        first = asyncio.ensure_future(constrainer.constraint(read_structure(body)))
-        second = asyncio.ensure_future(constrainer.constraint(read_structure(body)))
+        first = asyncio.ensure_future(constrainer.of_completion(read_structure(body)))
+        second = asyncio.ensure_future(constrainer.of_completion(read_structure(body)))
         await asyncio.sleep(0)
         first.cancel()
         return await second
@@ -217,10 +221,10 @@ def test_without_the_library_the_field_is_refused_by_name(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    made = Constrainer(tokenizer(), END_THINK)
+    made = Constrainer(tokenizer(), Markers(END_THINK))
     for body in ({"guided_choice": ["a"]}, {"guided_regex": "a"}):
         with pytest.raises(RequestError, match="cannot keep to grammars") as refused:
             constraint(made, body)
         assert refused.value.code == "unsupported_parameter"
-    assert constraint(made, {}, in_thought=True, thought_budget=3).thought_budget == 3
+    assert constraint(made, {}, in_thought=True, thinking_token_budget=3).thought_budget == 3
     made.close()

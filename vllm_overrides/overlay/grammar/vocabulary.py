@@ -19,10 +19,8 @@ class _Words:
     def __init__(self, tokenizer: Any, vocab_size: int, eos: int) -> None:
         from tokenizers import Tokenizer
 
-        token_bytes = TokenBytes(tokenizer)
-        known = min(len(tokenizer), vocab_size)
-        self.tokens = [token_bytes.of(token) for token in range(known)] + [b""] * (vocab_size - known)
-        self.special_token_ids = [token for token in tokenizer.added_tokens_decoder if token < known]
+        self.tokens = TokenBytes(tokenizer).first(vocab_size)
+        self.special_token_ids = [token for token in tokenizer.added_tokens_decoder if token < vocab_size]
         self.eos_token_id = eos
         # Text as it stands: no normaliser, and no added tokens, which "<think>" in a string would turn into.
         backend = tokenizer.backend_tokenizer

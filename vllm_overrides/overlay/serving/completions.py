@@ -151,8 +151,9 @@ async def completion_answer(service: Service, body: Any,
     check_sampling(options, max_logprobs=settings.max_logprobs, vocab_size=service.vocab_size,
                    logprobs_field="logprobs")
     prompts = [await service.renderer.completion(prompt, options) for prompt in request.prompts]
-    params = []
-    constraint = await service.constrainer.constraint(request.structure)
+    params: list[Any] = []
+    budget_s = None
+    constraint = await service.constrainer.of_completion(request.structure)
     for prompt in prompts:
         service.check_token_ids(prompt)
         budget = policy.token_budget(len(prompt.token_ids), max(options.max_tokens or 1, 1), settings.max_model_len,

@@ -56,8 +56,7 @@ async def ready(service: Service, request: ChatRequest) -> Ready:
     params = sampling_params(options, service.settings.sampling_defaults, budget)
     for token in service.banned_tokens(request):
         params.logit_bias = {**(params.logit_bias or {}), token: _BAN}
-    params.constraint = await service.constrainer.constraint(
-        request.structure, in_thought=prompt.in_thought, thought_budget=request.thinking_budget)
+    params.constraint = await service.constrainer.of_chat(request, prompt.in_thought)
     stops, stop_tokens = service.stop_tokens(options.stop)
     params.stop_token_ids += stop_tokens
     # Last, since it is the one thing here that takes long; what was sent is not kept while the answer is generated.

@@ -16,7 +16,7 @@ from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.hopeless import refuse_hopeless
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.options import Options
-from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
+from vllm.overlay.serving.parse.markers import END_THINK, THINK
 from vllm.overlay.serving.pictures.placeholders import Placeholders
 
 T = TypeVar("T")
@@ -25,15 +25,13 @@ _TURN, _END_TURN = "<|im_start|>", "<|im_end|>"
 
 @dataclass(frozen=True)
 class Prompt:
-    """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it
-    holds behind a ``<tool_call>`` that it leaves open, None where it opens none. text has one placeholder for a
-    picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when they are
-    read."""
+    """text and token_ids: what the model reads. in_thought: it ends inside an open thought. text has one placeholder
+    for a picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when
+    they are read."""
 
     text: str
     token_ids: list[int]
     in_thought: bool = False
-    opened_call: str | None = None
     offsets: tuple[int, ...] = ()
     pictures: tuple[Picture, ...] = ()
 
@@ -75,11 +73,9 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _chat(self, request: ChatRequest, picture_tokens: Sequence[int]) -> Prompt:
-        forced = request.tool_choice.forced and request.add_generation_prompt
         kwargs = dict(request.template_kwargs)
-        if request.thinking is not None or forced:
-            # Without a grammar a call can be forced only by beginning it in the prompt, where a thought has no place.
-            kwargs["enable_thinking"] = bool(request.thinking) and not forced
+        if request.thinking is not None:
+            kwargs["enable_thinking"] = request.thinking
         secret = Placeholders.secret()
         messages: Any = request.messages
         # Also where none may be called: another beginning of the prompt would lose every cached prefix.
@@ -100,10 +96,6 @@ class Renderer:
             raise RequestError("These messages or tools are nested too deeply.", param="messages") from None
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
-        opened_call = None
-        if forced:
-            opened_call = f"\n<function={request.tool_choice.name}>\n" if request.tool_choice.name else "\n<function="
-            text += CALL + opened_call
         text = well_formed(text)
         self._refuse_hopeless(text, request.options, "messages")
         text, ids = self._tokenised(text, request.options, secret)
@@ -111,7 +103,7 @@ class Renderer:
         if self._placeholders is not None:
             ids, offsets = self._placeholders.expanded(ids, picture_tokens)
         ids = _truncated(ids, request.options)
-        return Prompt(text, ids, ends_in_thought(text) and not forced, opened_call, offsets)
+        return Prompt(text, ids, ends_in_thought(text), offsets)
 
     def _completion(self, prompt: str | list[int], options: Options) -> Prompt:
         if isinstance(prompt, str):

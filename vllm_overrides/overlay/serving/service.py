@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.overlay.serving.choice import Choice, PlainParser
-from vllm.overlay.serving.constrain import Constrainer
+from vllm.overlay.serving.constrain import Constrainer, Markers
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
 from vllm.overlay.serving.lanes import Lanes
@@ -16,7 +16,7 @@ from vllm.overlay.serving.logprobs import TokenText
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
-from vllm.overlay.serving.parse.markers import CALL, END_THINK, MarkerSplitter, marker_ids
+from vllm.overlay.serving.parse.markers import CALL, END_CALL, END_THINK, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
 from vllm.overlay.serving.pictures.placeholders import Placeholders
 from vllm.overlay.serving.pictures.reader import PictureReader
@@ -77,8 +77,15 @@ class Service:
             settings.tool_call_parser or "", ())
         self._marker_ids = marker_ids(tokenizer.get_vocab(), self._markers)
         self._special = frozenset(tokenizer.all_special_ids)
-        end_thought = [token for token, marker in self._marker_ids.items() if marker == END_THINK]
-        self.constrainer = Constrainer(tokenizer, end_thought[0] if end_thought else None)
+        token_of = {marker: token for token, marker in self._marker_ids.items()}
+        self.constrainer = Constrainer(tokenizer, Markers(token_of.get(END_THINK), token_of.get(CALL),
+                                                          token_of.get(END_CALL)))
+
+    async def available(self) -> None:
+        """Returns when there is an engine. Raises RequestError (503) when that takes too long."""
+        wait = getattr(self.engine, "available", None)
+        if wait is not None:
+            await wait()
 
     def close(self) -> None:
         """End the threads."""
@@ -136,7 +143,6 @@ class Service:
             in_thought=prompt.in_thought,
             reasoning=bool(self.settings.reasoning_parser),
             schemas=request.tools.schemas if calls else None,
-            opened_call=prompt.opened_call,
             one_call=not request.parallel_tool_calls or request.tool_choice.mode == "named"
             or request.tools.legacy,
         )

@@ -20,10 +20,12 @@ CUSTOM_PARAMETER = "input"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """mode: ``none``, ``auto``, ``required`` or ``named``; name: the function's, when named."""
+    """mode: ``none``, ``auto``, ``required`` or ``named``; name: the function's, when named. allowed: names of the
+    functions that may be called, None for all."""
 
     mode: str
     name: str | None = None
+    allowed: frozenset[str] | None = None
 
     @property
     def forced(self) -> bool:
@@ -36,12 +38,14 @@ class Tools:
     """definitions: as the client sent them (the template prints them whole); schemas: parameters by function name.
 
     custom: names of the tools that take free text, which the model writes as one parameter. legacy: they came
-    as ``functions``, and a call is answered as ``function_call``."""
+    as ``functions``, and a call is answered as ``function_call``. strict: names of those whose calls follow their
+    schema."""
 
     definitions: tuple[dict[str, Any], ...]
     schemas: Mapping[str, dict[str, Any]]
     custom: frozenset[str] = frozenset()
     legacy: bool = False
+    strict: frozenset[str] = frozenset()
 
 
 def normalise_tools(value: Any, path: str = "tools") -> Tools:
@@ -49,7 +53,7 @@ def normalise_tools(value: Any, path: str = "tools") -> Tools:
     line."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
-    definitions, schemas, custom = [], {}, set()
+    definitions, schemas, custom, strict = [], {}, set(), set()
     for i, tool in enumerate(value):
         where = f"{path}[{i}]"
         if not isinstance(tool, dict):
@@ -72,9 +76,11 @@ def normalise_tools(value: Any, path: str = "tools") -> Tools:
         name = text(function["name"], f"{where}.function.name")
         parameters = function.get("parameters")
         definitions.append(tool)
+        if function.get("strict") is True:
+            strict.add(name)
         # A broken schema is the tool author's fault, not this request's: the values of its calls are then untyped.
         schemas[name] = parameters if isinstance(parameters, dict) else {}
-    return Tools(tuple(definitions), schemas, frozenset(custom))
+    return Tools(tuple(definitions), schemas, frozenset(custom), strict=frozenset(strict))
 
 
 def normalise_functions(value: Any) -> Tools:
@@ -119,6 +125,8 @@ def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -
     """
     if value is None:
         return ToolChoice("auto" if tools.definitions else "none")
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return _allowed_tools(value, tools, path)
     if isinstance(value, dict):
         function = value.get("function", value.get("custom"))
         name = function.get("name") if isinstance(function, dict) else value.get("name")
@@ -139,3 +147,22 @@ def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -
     if mode == "required" and not tools.definitions:
         raise RequestError(f"{path} is required, but tools is empty.", param=path)
     return ToolChoice(mode if tools.definitions else "none")
+
+
+def _allowed_tools(value: Mapping[str, Any], tools: Tools, path: str) -> ToolChoice:
+    """``{"type": "allowed_tools"}`` with mode and tools, inside ``allowed_tools`` (chat) or beside it (responses)."""
+    inside = value.get("allowed_tools")
+    chosen, where = (value, path) if inside is None else (inside, f"{path}.allowed_tools")
+    if not isinstance(chosen, dict):
+        raise wrong_type(where, "an object", chosen)
+    mode = text(chosen.get("mode", "auto"), f"{where}.mode")
+    if mode not in ("auto", "required"):
+        raise RequestError(f"{where}.mode must be auto or required; got {mode!r:.60}.", param=f"{where}.mode")
+    if not isinstance(chosen.get("tools"), list):
+        raise wrong_type(f"{where}.tools", "an array", chosen.get("tools"))
+    named = [normalise_tool_choice(one, tools, f"{where}.tools[{i}]") for i, one in enumerate(chosen["tools"])
+             if not isinstance(one, dict) or one.get("type", "function") in ("function", "custom")]
+    names = frozenset(choice.name for choice in named if choice.name is not None)
+    if not names:
+        raise RequestError(f"{where}.tools names no function.", param=f"{where}.tools")
+    return ToolChoice(mode, allowed=names)
