@@ -170,7 +170,8 @@ def test_budgets_beside_calls(constrainer):
     assert made.thought_budget == 5
     assert constraint(constrainer, False, tools=TOOLS, tool_choice="required", thinking_budget=5).thought_budget is None
     alone = constraint(constrainer, True, tools=TOOLS, thinking={"type": "enabled", "budget_tokens": 9})
-    assert alone == Constraint(None, in_thought=True, end_thought=END_THINK, thought_budget=9)
+    assert alone == Constraint(None, in_thought=True, end_thought=END_THINK, thought_budget=9, openers=frozenset({CALL}))
+    assert constraint(constrainer, True, tools=TOOLS, tool_choice="none", thinking_budget=9).openers == frozenset()
 
 
 def test_a_server_that_reads_no_calls(vocabulary):

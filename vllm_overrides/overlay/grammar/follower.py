@@ -23,13 +23,16 @@ class Follower:
     It holds nothing that the tokens do not tell: given other tokens than it has seen, it begins anew.
     """
 
-    def __init__(self, constraint: Constraint, matcher: LLMatcher | None, *, stops: Collection[int], min_tokens: int = 0,
-                 allowed: Iterable[int] | None = None, on_failure: Callable[[], None] = lambda: None) -> None:
-        """matcher: of the constraint's grammar, at its beginning, and this sequence's own. stops: tokens that end the
-        sequence; none of them may come in the first ``min_tokens`` tokens, unless nothing else may. allowed: the only
-        tokens that may come at all, None for all. on_failure: called when the matcher fails."""
+    def __init__(self, constraint: Constraint, matcher: LLMatcher | None, *, ends: Collection[int] = (),
+                 stops: Collection[int] = (), min_tokens: int = 0, allowed: Iterable[int] | None = None,
+                 on_failure: Callable[[], None] = lambda: None) -> None:
+        """matcher: of the constraint's grammar, at its beginning, and this sequence's own. ends: tokens by which the
+        model ends a sequence. stops: all that end this one; none of them may come in the first ``min_tokens`` tokens,
+        unless nothing else may. allowed: the only tokens that may come at all, None for all. on_failure: called when
+        the matcher fails."""
         self._constraint = constraint
         self._matcher = matcher
+        self._ends = tuple(ends)
         self._stops = tuple(stops)
         self._min_tokens = min_tokens
         self._allowed = None if allowed is None else frozenset(allowed)
@@ -109,8 +112,8 @@ class Follower:
             _set(mask, constraint.end_thought)
             return True
         if self._phase == _THOUGHT and constraint.grammar is not None and not constraint.free:
-            # What must follow a grammar cannot end before it has begun.
-            self._without(mask, self._stops)
+            # What must follow a grammar cannot end before it has begun. Where the request itself wants to stop, it may.
+            self._without(mask, self._ends)
             return True
         return self._seen < self._min_tokens or self._allowed is not None
 

@@ -23,8 +23,7 @@ class Grammars:
         self._waiting: dict[str, tuple[concurrent.futures.Future[Template], Callable[[], None]]] = {}
         self._unavailable = self._why_not()
         if self._unavailable is None:
-            tokenizer = engine.get_tokenizer()
-            self._compiler = of_tokenizer(tokenizer, engine.model_config.get_vocab_size(), self._ends(tokenizer))
+            self._compiler = of_tokenizer(engine.get_tokenizer(), engine.model_config.get_vocab_size(), self._ends())
 
     def _why_not(self) -> str | None:
         engine = self._engine
@@ -40,10 +39,10 @@ class Grammars:
             return f"llguidance cannot be imported ({error})"
         return None
 
-    def _ends(self, tokenizer: Any) -> list[int]:
+    def _ends(self) -> list[int]:
+        own = None if self._engine.tokenizer is None else self._engine.get_tokenizer().eos_token_id
         more = self._engine.generation_config_fields.get("eos_token_id") or []
-        ends = [tokenizer.eos_token_id, *([more] if isinstance(more, int) else more)]
-        return [token for token in ends if token is not None]
+        return [token for token in [own, *([more] if isinstance(more, int) else more)] if token is not None]
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -104,8 +103,9 @@ class Grammars:
         matcher = None
         if params.template is not None:
             matcher = params.template.copy()
-        params.follower = Follower(constraint, matcher, stops=params.all_stop_token_ids, min_tokens=params.min_tokens,
-                                   allowed=allowed, on_failure=lambda: self._forget(constraint))
+        params.follower = Follower(constraint, matcher, ends=self._ends(), stops=params.all_stop_token_ids,
+                                   min_tokens=params.min_tokens, allowed=allowed,
+                                   on_failure=lambda: self._forget(constraint))
         params.min_tokens = 0
 
     def _forget(self, constraint: Constraint) -> None:

@@ -91,17 +91,17 @@ class Constrainer:
         if part is not None or calls is not None:
             grammar = await self._written(part, calls, breaks=thought and not free)
         return Constraint(grammar, in_thought=thought, end_thought=self._markers.end_thought if thought else None,
-                          free=free, thought_budget=budget,
-                          openers=frozenset() if calls is None else frozenset({self._call}))
+                          free=free, thought_budget=budget, openers=self._openers(request))
 
-    @property
-    def _call(self) -> int:
-        assert self._markers.call is not None
-        return self._markers.call
+    def _openers(self, request: ChatRequest) -> frozenset[int]:
+        """What ends a thought as well as its own end: a call, where one may come."""
+        if self._markers.call is None or self._markers.end_call is None or request.tool_choice.mode == "none":
+            return frozenset()
+        return frozenset({self._markers.call})
 
     def _calls(self, request: ChatRequest) -> _Calls | None:
         """What is asked of the calls, or None where nothing is."""
-        if self._markers.call is None or self._markers.end_call is None or request.tool_choice.mode == "none":
+        if not self._openers(request):
             return None
         tools, choice = request.tools, request.tool_choice
         names = _callable(tools, choice)
@@ -142,8 +142,8 @@ class Constrainer:
         return True
 
     def _rules(self, calls: _Calls, typed: Collection[str], tools: Collection[Tool] = ()) -> str:
-        assert self._markers.end_call is not None
-        return calls_rules(list(tools or calls.tools), typed, opens=self._call, closes=self._markers.end_call,
+        assert self._markers.call is not None and self._markers.end_call is not None
+        return calls_rules(list(tools or calls.tools), typed, opens=self._markers.call, closes=self._markers.end_call,
                            one=calls.one)
 
     async def _checked(self, structure: Structure) -> Part:
