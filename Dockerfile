@@ -21,6 +21,11 @@ RUN crlf=$(LC_ALL=C grep -rlI "$(printf '\r')\$" Dockerfile computility-run.yaml
 # --first: should the image have a second vLLM further down the path, it is named and left alone; nothing would ever import it.
 RUN bash ./patch_ops.sh --first
 
+# The large-output path is in both endpoints, under the names by which such builds have always looked for it (docs/api.md).
+RUN cd /usr/local/corex/lib64/python3/dist-packages/vllm/overlay/serving && grep -q VLLM_BASIC_FASTPATH_THRESHOLD fastpath.py \
+    && grep -qE '(=|if) _large_completion_output_fastpath\(' prepare.py && grep -qE '(=|if) _large_completion_output_fastpath\(' completions.py \
+    || { echo "refused: the large-output path (VLLM_BASIC_FASTPATH) is not in both endpoints: take a fresh git clone" >&2; exit 2; }
+
 # What the image lacks: llguidance, one wheel without dependencies. Where pip is missing, or too old to know the wheel's tag, Python itself unpacks
 # it beside vLLM. Importing it needs neither card nor driver.
 RUN cd requirements/wheels && sha256sum -c SHA256SUMS \

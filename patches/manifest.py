@@ -105,7 +105,8 @@ CORE: tuple[Overlay, ...] = (
                  "executor/multiproc_worker_utils.py:WorkerMonitor.__init__",
                  "executor/multiproc_worker_utils.py:WorkerMonitor.run",
                  "executor/multiproc_worker_utils.py:WorkerMonitor.close",
-                 "executor/multiproc_worker_utils.py:Result", "executor/multiproc_worker_utils.py:_set_future_result"),
+                 "executor/multiproc_worker_utils.py:Result", "executor/multiproc_worker_utils.py:_set_future_result",
+                 "core/interfaces.py:AllocStatus"),
         reason="What the engine does around a step: several samples of one prompt, seeds that survive preemption, a failed step, "
                "logits that are not finite.",
         upstream="Not for upstream: vLLM V1 does the same in its own engine.",
@@ -201,7 +202,7 @@ CORE: tuple[Overlay, ...] = (
                  "Scheduler._schedule_prefills", "Scheduler._preempt", "Scheduler.free_seq", "Scheduler.get_prefix_cache_hit_rate",
                  "Scheduler.abort_seq_group", "Scheduler._free_finished_seqs", "SchedulingBudget.remaining_token_budget",
                  "SchedulerPrefillOutputs.create_empty", "Scheduler.__init__", "SchedulerPrefillOutputs",
-                 "sequence.py:SequenceStatus", "utils.py:Device"),
+                 "Scheduler._free_finished_seq_group", "sequence.py:SequenceStatus", "utils.py:Device"),
         reason="The scheduler counts prefix hits, so that no piece of a prompt computes a cached token; owns the slots of recurrent state; "
                "preempts by recomputation only, because stock ends the engine when swap space runs out.",
         upstream="Not for upstream: vLLM V1 replaced the scheduler.",

@@ -70,6 +70,18 @@ def test_a_wheel_that_is_not_the_one(stock: Path, clone: Path, scratch: Path, ne
     assert sorted(path.name.partition("-")[0] for path in image.site.iterdir()) == ["pip", "pip"]
 
 
+@pytest.mark.parametrize("file", ["prepare.py", "completions.py", "fastpath.py"])
+def test_an_endpoint_without_the_large_output_path(file, stock: Path, clone: Path, scratch: Path, new_image) -> None:
+    image = new_image(stock)
+    clone = shutil.copytree(clone, scratch / "clone")
+    source = clone / "vllm_overrides/overlay/serving" / file
+    source.write_text(source.read_text().replace("_fastpath(", "_path(").replace("VLLM_BASIC_FASTPATH", "FASTPATH"))
+    with pytest.raises(StepFailed) as failed:
+        build(image, clone)
+    (line,) = failed.value.stderr.splitlines()
+    assert line.startswith("refused: the large-output path (VLLM_BASIC_FASTPATH) is not in both endpoints: "), line
+
+
 def test_same_tree_twice_on_the_path_and_a_strict_shell(stock: Path, clone: Path, new_image) -> None:
     """A base image can hand down a SHELL with flags that end a step at the first harmless failure."""
     image = new_image(stock)

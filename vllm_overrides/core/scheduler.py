@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm.core import scheduler_stock as _stock
+from vllm.overlay.engine.large_output import LargeOutputs
 from vllm.overlay.hybrid.slots import SlotTable
 from vllm.overlay.pictures.book import PictureBook
 from vllm.overlay.prefix_cache.block_manager import ComputedBlockManager, is_hashed
@@ -26,6 +27,7 @@ class Scheduler(_stock.Scheduler):
         # Set by the engine of a model that takes pictures.
         self.pictures: PictureBook | None = None
         self._preempted = False
+        self._large_outputs = LargeOutputs()
         # Tokens of admitted prompts, and how many of them were found in the prefix cache.
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -37,6 +39,8 @@ class Scheduler(_stock.Scheduler):
     def schedule(self) -> tuple[list[SequenceGroupMetadata], _stock.SchedulerOutputs, bool]:
         self.step_succeeded()
         self._preempted = False
+        if self.scheduler_config.policy != "priority":
+            self._large_outputs.arrange(self)
         metadata, outputs, allow_async = super().schedule()
         for group in metadata:
             if group.is_prompt:
@@ -128,6 +132,18 @@ class Scheduler(_stock.Scheduler):
             seq_group.num_cached_tokens = cached
             self.prefix_queries += seq.get_len()
             self.prefix_hits += cached
+
+    def displace(self, seq_group: SequenceGroup) -> None:
+        """Preempts a running group, as stock does when memory runs out; it waits, last, to be computed again."""
+        if self.use_async_output_proc:
+            # What the last step has made of it is taken up first; it may be finished by that.
+            self.output_proc_callback(request_id=seq_group.request_id)
+        self.running.remove(seq_group)
+        if seq_group.is_finished():
+            self._free_finished_seq_group(seq_group)
+            return
+        self._preempt(seq_group, [])
+        self.waiting.append(seq_group)
 
     def _preempt(self, seq_group: SequenceGroup, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
         self._preempted = True

@@ -40,6 +40,9 @@ class Answer(ABC):
         self.choices = choices
         self.cached_tokens: int | None = None
         self.ends: tuple[float, RequestError] | None = None
+        # Seconds of generation after which the answer is cut, and whether it was.
+        self.budget_s: float | None = None
+        self.clamped = False
         self.prompt_logprobs: list[Any] = [None] * len(prompts)
         self._started = time.monotonic()
         self._first_token: float | None = None
@@ -54,11 +57,21 @@ class Answer(ABC):
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far. A prompt counts once, however many choices it has."""
-        return respond.usage(
+        counts = respond.usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
             sum(choice.completion_tokens for choice in self.choices),
             sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None,
             self.cached_tokens)
+        if self.clamped:
+            counts["output_clamped"] = True
+        return counts
+
+    def usage_of_chunk(self, last: bool) -> dict[str, Any]:
+        """The usage of a stream's chunk. Last: of one that ends a choice, which tells of an answer that was cut even
+        where no usage was asked for."""
+        if self.options.include_usage:
+            return {"usage": self.usage() if self.options.continuous_usage else None}
+        return {"usage": self.usage()} if last and self.clamped else {}
 
     @property
     def cached(self) -> int:
@@ -117,8 +130,8 @@ class Answer(ABC):
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices) or None, ttft_s=first,
             total_s=total, tps=generated / total if total > 0 else None,
             decode_tps=(generated - 1) / decoding if decoding else None, finish=", ".join(finishes) or None,
-            error=error, prompt=[prompt.text[:settings.log_prompts] for prompt in self.prompts]
-            if settings.log_prompts else None)
+            clamped=self.clamped or None, error=error,
+            prompt=[prompt.text[:settings.log_prompts] for prompt in self.prompts] if settings.log_prompts else None)
 
 
 async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Mapping[str, str] | None = None
@@ -130,10 +143,18 @@ async def choice_steps(answer: Answer, params: Sequence[Any], trace_headers: Map
     """
     priority = answer.options.priority if answer.service.settings.priorities else 0
     source = outputs(answer.service.engine, answer.prompts, params, answer.engine_id,
-                     priority=priority, trace_headers=trace_headers, ends=answer.ends)
+                     priority=priority, trace_headers=trace_headers, ends=answer.ends,
+                     budget_s=answer.budget_s)
     error: str | None = "client gone"
     try:
         async for position, output in source:
+            if output is None:
+                answer.clamped = True
+                for choice in answer.choices:
+                    if not choice.finished:
+                        yield choice, choice.feed((), None, "length", None)
+                error = None
+                return
             cached = getattr(output, "num_cached_tokens", None)
             if cached is not None:
                 answer.cached_tokens = max(answer.cached_tokens or 0, cached)

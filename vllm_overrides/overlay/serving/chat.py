@@ -116,8 +116,7 @@ class ChatAnswer(ConversationAnswer):
         if finished:
             body["stop_reason"] = choice.stop_reason
         chunk = {**self._head(), "choices": [body], **(extras or {})}
-        if self.options.include_usage:
-            chunk["usage"] = self.usage() if self.options.continuous_usage else None
+        chunk.update(self.usage_of_chunk(last=finished))
         return respond.sse(chunk)
 
     def _logprobs(self, step: Step) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.overlay.serving import policy, respond
 from vllm.overlay.serving.answer import Answer, choice_steps, failure
 from vllm.overlay.serving.choice import Choice, Step
+from vllm.overlay.serving.fastpath import _large_completion_output_fastpath
 from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.logprobs import completion_logprobs
 from vllm.overlay.serving.normalise import CompletionRequest, normalise_completion
@@ -104,8 +105,7 @@ class CompletionAnswer(Answer):
         body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason, **extras}
         chunk: dict[str, Any] = {**self._head(), "choices": [body]}
-        if self.options.include_usage:
-            chunk["usage"] = self.usage() if self.options.continuous_usage else None
+        chunk.update(self.usage_of_chunk(last=choice.finished))
         return respond.sse(chunk)
 
     def _logprobs(self, choice: Choice, step: Step) -> dict[str, Any] | None:
@@ -160,7 +160,11 @@ async def completion_answer(service: Service, body: Any,
                                      "prompt")
         one = sampling_params(options, settings.sampling_defaults, budget)
         one.constraint = constraint
+        if _large_completion_output_fastpath(options, one, settings.fastpath):
+            budget_s = settings.fastpath.budget_s
         if request.echo and one.prompt_logprobs is None:
             one.prompt_logprobs = options.logprobs
         params.append(one)
-    return CompletionAnswer(service, request, prompts, params, trace_headers)
+    answer = CompletionAnswer(service, request, prompts, params, trace_headers)
+    answer.budget_s = budget_s
+    return answer

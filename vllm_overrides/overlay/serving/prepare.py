@@ -12,6 +12,7 @@ from typing import Any
 from vllm.overlay.serving import policy
 from vllm.overlay.serving.answer import Answer, choice_steps
 from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.fastpath import _large_completion_output_fastpath
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.render import Prompt
 from vllm.overlay.serving.sampling import check_sampling, sampling_params
@@ -23,12 +24,14 @@ _BAN = -100.0
 
 @dataclass(frozen=True)
 class Ready:
-    """A conversation that can be generated from. stops: stop strings, those that are control tokens left out."""
+    """A conversation that can be generated from. stops: stop strings, those that are control tokens left out. budget_s:
+    seconds after which the answer is cut; None for any time."""
 
     request: ChatRequest
     prompt: Prompt
     params: Any
     stops: list[str]
+    budget_s: float | None = None
 
 
 async def rendered(service: Service, request: ChatRequest) -> tuple[Prompt, list[Any]]:
@@ -54,6 +57,7 @@ async def ready(service: Service, request: ChatRequest) -> Ready:
     prompt, pictures = await rendered(service, request)
     budget = policy.token_budget(len(prompt.token_ids), options.max_tokens, service.settings.max_model_len)
     params = sampling_params(options, service.settings.sampling_defaults, budget)
+    large = _large_completion_output_fastpath(options, params, service.settings.fastpath)
     for token in service.banned_tokens(request):
         params.logit_bias = {**(params.logit_bias or {}), token: _BAN}
     params.constraint = await service.constrainer.of_chat(request, prompt.in_thought)
@@ -61,7 +65,8 @@ async def ready(service: Service, request: ChatRequest) -> Ready:
     params.stop_token_ids += stop_tokens
     # Last, since it is the one thing here that takes long; what was sent is not kept while the answer is generated.
     prompt = replace(prompt, pictures=await service.pictures.read(pictures, prompt.offsets))
-    return Ready(replace(request, pictures=()), prompt, params, stops)
+    return Ready(replace(request, pictures=()), prompt, params, stops,
+                 service.settings.fastpath.budget_s if large else None)
 
 
 class ConversationAnswer(Answer):
@@ -74,4 +79,5 @@ class ConversationAnswer(Answer):
         super().__init__(service, prefix, request.options, [ready.prompt], choices)
         self.request = request
         self.prompt = ready.prompt
+        self.budget_s = ready.budget_s
         self.steps = lambda: choice_steps(self, [ready.params], trace_headers)

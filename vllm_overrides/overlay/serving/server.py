@@ -26,6 +26,7 @@ from vllm.overlay.runtime.phases import Phases, process_began
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.errors import RequestError, StartError, one_line
+from vllm.overlay.serving.fastpath import FastPath
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
 from vllm.overlay.serving.service import Service, Settings
@@ -200,6 +201,7 @@ def settings(args: Namespace, config: Any) -> Settings:
         log_prompts=(args.max_log_len or sys.maxsize) if args.log_prompts else 0,
         priorities=config.scheduler_config.policy == "priority",
         pictures=picture_input(model, PictureLimits.of(args)),
+        fastpath=FastPath.of(),
     )
 
 

@@ -11,6 +11,7 @@ from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.constrain import Constrainer, Markers
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
+from vllm.overlay.serving.fastpath import FastPath
 from vllm.overlay.serving.lanes import Lanes
 from vllm.overlay.serving.logprobs import TokenText
 from vllm.overlay.serving.normalise import ChatRequest
@@ -48,6 +49,7 @@ class Settings:
     log_prompts: int = 0
     priorities: bool = False
     pictures: PictureInput | None = None
+    fastpath: FastPath = FastPath()
 
 
 class Service:
