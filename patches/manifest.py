@@ -257,7 +257,8 @@ CORE: tuple[Overlay, ...] = (
                "number of state slots must be known to scheduler and workers before either starts.",
         upstream="Not for upstream: vLLM V1 serves n as separate requests.",
         remove_when="the pin serves n=5 with max_num_seqs=2 and survives a step that raises",
-        requires=("engine-substance", "no-empty-outputs-and-cached-tokens", "hits-and-state-slots-in-the-scheduler"),
+        requires=("engine-substance", "no-empty-outputs-and-cached-tokens", "hits-and-state-slots-in-the-scheduler",
+                  "grammars-in-the-engine"),
         test="tests/engine/test_fanout_engine.py",
     ),
     Overlay(
@@ -265,8 +266,12 @@ CORE: tuple[Overlay, ...] = (
         kind="extension",
         target="engine/async_llm_engine.py",
         symbols=("_AsyncLLMEngine", "_AsyncLLMEngine.step_async", "AsyncLLMEngine", "AsyncLLMEngine.__init__",
-                 "AsyncLLMEngine.engine_step", "RequestTracker.process_exception", "utils.py:weak_bind"),
-        reason="An exception in a step ends stock's engine and with it every request; only those of that step need fail.",
+                 "AsyncLLMEngine.engine_step", "RequestTracker.process_exception", "utils.py:weak_bind",
+                 "build_guided_decoding_logits_processor_async",
+                 "engine/llm_engine.py:LLMEngine.has_unfinished_requests_for_virtual_engine",
+                 "engine/multiprocessing/client.py:MQLLMEngineClient._process_request"),
+        reason="An exception in a step ends stock's engine and with it every request; only those of that step need fail. And "
+               "stock makes logits processors of outlines where requests come in, in both clients.",
         upstream="Not for upstream: vLLM V1 ends the engine too.",
         remove_when="the pin's AsyncLLMEngine answers after a step that raised",
         requires=("samples-as-requests-and-failed-steps",),
@@ -327,10 +332,11 @@ CORE: tuple[Overlay, ...] = (
         target="model_executor/layers/logits_processor.py",
         symbols=("LogitsProcessor", "LogitsProcessor.forward", "_apply_logits_processors"),
         reason="In a step that only computes pieces of prompts no rank wants logits; the vendor's copy then fails on every rank but the "
-               "first. And logits are watched here: stock draws a token from a row of NaN and streams it.",
+               "first. And logits are watched here: stock draws a token from a row of NaN and streams it. What a grammar forbids is "
+               "taken out of them.",
         upstream="Not for upstream: the first fault is the vendor's; vLLM V1 only counts NaN in logits.",
         remove_when="the vendor's LogitsProcessor returns None on other ranks in such a step, and the pin fails a request of such logits",
-        requires=("engine-substance", "rebind-one-stock-name-once"),
+        requires=("engine-substance", "rebind-one-stock-name-once", "grammars-in-the-engine"),
         test="tests/worker/test_nonfinite.py",
     ),
 )
@@ -452,7 +458,7 @@ WORKER: tuple[Overlay, ...] = (
         upstream="Not for upstream: vLLM V1 has its own design for the state of hybrid models, which 0.6.3 cannot carry.",
         remove_when="recurrent-state-in-scheduler-owned-slots is removed",
         requires=("recurrent-state-in-scheduler-owned-slots", "pictures-computed-once", "engine-substance", "rebind-one-stock-name-once",
-                  "start-up-checks"),
+                  "start-up-checks", "grammars-in-the-engine"),
         test="tests/worker/test_state_plumbing.py",
     ),
     Overlay(

@@ -1,4 +1,4 @@
-"""Forced output: a grammar that admits one text only makes a model with random weights say it, through the whole server.
+"""Forced output: a grammar that admits one text makes a model with random weights say it, through the whole server.
 
     body = {"messages": ..., **forced("Let me see.\n</think>\n\nIt is <b>4</b>.")}
 

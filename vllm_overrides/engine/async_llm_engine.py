@@ -10,7 +10,6 @@ from vllm.overlay.rebind import rebind
 from vllm.sampling_params import SamplingParams
 from vllm.utils import weak_bind
 
-
 # As in the synchronous engine.
 _PATIENCE_S = 0.005
 

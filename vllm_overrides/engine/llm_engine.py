@@ -18,7 +18,6 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.sequence import SequenceGroup
 
-
 # An engine that has only grammars to wait for looks for new requests so often.
 _PATIENCE_S = 0.005
 

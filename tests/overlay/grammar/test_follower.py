@@ -1,4 +1,4 @@
-"""Which tokens a sequence may have next: phase by phase, with budgets and limits, whatever way its tokens became known."""
+"""Which tokens a sequence may have next: phase by phase, with budgets and limits, however its tokens became known."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_allowed_tokens_and_grammar_together(matcher):
     constraint = Constraint(alone(regex_part("[ab]+")))
     assert next_tokens(follower(constraint, matcher, allowed=[a, EOS, 5]), [b]) == {a, EOS}
     stuck = follower(constraint, matcher, allowed=[5])
-    assert next_tokens(stuck, []) == ALL and stuck.failed == "allowed_token_ids leaves no token that the grammar allows next"
+    assert next_tokens(stuck, []) == ALL
+    assert stuck.failed == "allowed_token_ids leaves no token that the grammar allows next"
     budget = Constraint(None, in_thought=True, end_thought=END_THINK, thought_budget=9)
     assert next_tokens(follower(budget, allowed=[a, b]), []) == {a, b}
 
@@ -182,7 +183,8 @@ def test_a_grammar_that_cannot_be_followed_fails_by_name_and_is_forgotten(vocabu
 
     forgotten = []
     grammar = grammar_part('start: a\na: a a | "x" | "xx" | "xxx"')["lark_grammar"]
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(step_max_items=300, max_items_in_row=50))
+    limits = LLParserLimits(step_max_items=300, max_items_in_row=50)
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     one = Follower(Constraint(grammar), matcher, ends=(EOS, ), stops=(EOS, ), on_failure=lambda: forgotten.append(1))
     tokens: list[int] = []
     while one.failed is None and len(tokens) < 300:

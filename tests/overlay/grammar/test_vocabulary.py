@@ -30,7 +30,8 @@ def test_the_first_tokens_at_once_are_those_one_by_one():
     assert TokenBytes(tokenizer()).first(100) == [one_by_one.of(token) for token in range(100)]
 
 
-@pytest.mark.parametrize("text", ["Hello, wörld!", "中文 🎉", "a\n\n\tb", "e\u0301 is not é", "</think> <tool_call>", ""])
+@pytest.mark.parametrize("text", [
+    "Hello, wörld!", "中文 🎉", "a\n\n\tb", "e\u0301 is not é", "</think> <tool_call>", ""])
 def test_text_is_cut_as_it_stands(vocabulary, text):
     """Neither normalised, nor read as control tokens."""
     tokens = vocabulary.tokenize_str(text)

@@ -94,7 +94,8 @@ class Compiler:
             matcher.compute_bitmask()
         if matcher.is_error():
             raise GrammarError(short(matcher.get_error()))
-        logger.debug("compiled a grammar of %d characters in %.1f ms", len(grammar), 1e3 * (time.perf_counter() - began))
+        took = 1e3 * (time.perf_counter() - began)
+        logger.debug("compiled a grammar of %d characters in %.1f ms", len(grammar), took)
         return Template(grammar, matcher)
 
 

@@ -168,8 +168,8 @@ def _callable(tools: Tools, choice: ToolChoice) -> list[str]:
                                                             if choice.allowed is None or name in choice.allowed]
     names = [name for name in wanted if Tool(name, {}).callable]
     if not names:
-        raise RequestError("None of the tools can be called: a name is not empty, has at most 256 characters and no <, > "
-                           "or line break.", param="tools")
+        raise RequestError("None of the tools can be called: a name is not empty, has at most 256 characters and no <, "
+                           "> or line break.", param="tools")
     return names
 
 
