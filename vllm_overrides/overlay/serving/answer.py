@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+from vllm.engine.multiprocessing import MQEngineDeadError
 from vllm.logger import init_logger
-from vllm.overlay.engine.step_failure import NonFiniteLogits, Refused
+from vllm.overlay.engine.step_failure import Refused, StepFailed
 from vllm.overlay.serving import respond
 from vllm.overlay.serving.choice import Choice, Step
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError
@@ -18,6 +19,7 @@ from vllm.overlay.serving.logprobs import prompt_logprobs
 from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.render import Prompt
 from vllm.overlay.serving.request_log import log_request
+from vllm.overlay.serving.restarts import EngineLost
 from vllm.overlay.serving.service import Service
 
 logger = init_logger(__name__)
@@ -185,9 +187,16 @@ def failure(error: Exception, request_id: str) -> RequestError:
         return error
     if isinstance(error, Refused):
         return RequestError(str(error))
-    logger.error("request %s failed", request_id, exc_info=error)
-    what = str(error) if isinstance(error, NonFiniteLogits) else type(error).__name__
-    told = RequestError(f"The server failed on request {request_id}: {what}.", status=500, kind=SERVER_ERROR,
-                        code="internal_error")
+    if isinstance(error, MQEngineDeadError):
+        error = EngineLost("it does not answer any more")
+    if isinstance(error, EngineLost):
+        # Of which the log has said enough, however many requests there were.
+        told = RequestError(f"The engine was lost while it worked on request {request_id}: {error}.", status=500,
+                            kind=SERVER_ERROR, code="engine_lost")
+    else:
+        logger.error("request %s failed", request_id, exc_info=error)
+        what = str(error) if isinstance(error, StepFailed) else type(error).__name__
+        told = RequestError(f"The server failed on request {request_id}: {what}.", status=500, kind=SERVER_ERROR,
+                            code="internal_error")
     told.request_id = request_id
     return told

@@ -28,7 +28,7 @@ from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
 from vllm.overlay.serving.auth import ApiKeys
 from vllm.overlay.serving.completions import completion_answer
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
-from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, serve, service_of
+from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, new_id, serve, service_of
 from vllm.overlay.serving.limits import Admission, Limits
 from vllm.overlay.serving.request_log import log_refusal
 from vllm.overlay.serving.responses.answer import input_tokens, responses_answer
@@ -102,7 +102,7 @@ async def version() -> Response:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
-    """200 while the engine lives. The server listens only after it has produced a token, so before that nobody can
+    """200 while there is an engine that has produced a token. The server listens only after that, so before nobody can
     ask."""
     failed = request.app.state.failed
     try:
@@ -213,4 +213,4 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_exception(request: Request, error: Exception) -> Response:
     path = get_route_path(request.scope)
-    return error_response(path, failure(error, f"{request.method} {path}"))
+    return error_response(path, failure(error, new_id()))

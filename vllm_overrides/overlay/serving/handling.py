@@ -45,6 +45,13 @@ def new_id() -> str:
     return f"req-{uuid4().hex}"
 
 
+async def _when_available(service: Service, answering: Coroutine[Any, Any, Answer]) -> Answer:
+    """What is wrong with a request is said at once; only what can be answered waits for an engine."""
+    answer = await answering
+    await service.available()
+    return answer
+
+
 async def serve(request: Request, answerer: Answerer) -> Response:
     """The answer to a request that generates, whole or streamed."""
     body = [await json_body(request)]
@@ -77,7 +84,7 @@ async def _answer(request: Request, answerer: Answerer, body: list[Any]) -> Answ
         headers = extract_trace_headers(request.headers) if traced else None
         # Making pictures ready takes seconds.
         answering = answerer(body.pop(), headers)
-        answer = await while_connected(answering, request.receive, until)
+        answer = await while_connected(_when_available(service_of(request), answering), request.receive, until)
     except ClientGone:
         raise
     except TimeIsUp:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from vllm.overlay.serving.errors import RequestError, StartError, one_line
 from vllm.overlay.serving.fastpath import FastPath
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
+from vllm.overlay.serving.restarts import RestartPolicy
 from vllm.overlay.serving.service import Service, Settings
 
 logger = init_logger(__name__)
@@ -167,7 +169,9 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
     print(start_line(deployed, choices), flush=True)
     phases.end("configuration")
     alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
-    start = engine_client.in_process if alone else engine_client.in_own_process
+    start = engine_client.in_process if alone else functools.partial(
+        engine_client.in_own_process, policy=RestartPolicy(args.engine_restarts, args.engine_restart_window,
+                                                           args.engine_restart_wait))
     # While the engine starts; a copy of the first one takes longer.
     second_tokenizer = loop.run_in_executor(None, load_tokenizer, config.model_config)
     with announced(choices):
@@ -175,6 +179,7 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
             phases.end("engine")
             service = Service(engine.client, tokenizer, requests, await second_tokenizer)
             await _while_alive(engine, warm_up(service))
+            engine.settle()
             phases.end("first token")
             logger.info("Started in %s", phases.line())
             await _listen(args, sock, engine, service, config.model_config, uvicorn_options)
