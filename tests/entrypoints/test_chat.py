@@ -106,6 +106,15 @@ def test_tool_call_deltas_are_progressive():
     assert calls[1]["function"]["arguments"].startswith('{"city": "'), calls[1]
 
 
+def test_the_servers_own_template_variables():
+    """They hold for requests that are silent about them."""
+    for fields, thinks in (({}, False), ({"enable_thinking": True}, True), ({"thinking": {"type": "enabled"}}, True),
+                           ({"chat_template_kwargs": {"enable_thinking": True}}, True)):
+        engine = FakeEngine("x")
+        post(client(engine, template_kwargs={"enable_thinking": False}), **fields)
+        assert tokenizer().decode(engine.requests[0][0]).endswith("<think>\n") is thinks, fields
+
+
 def test_several_choices():
     http = client(FakeEngine("One.", "Two, two."))
     whole = post(http, n=2, thinking=False, temperature=0)

@@ -263,6 +263,18 @@ def test_limits_and_choices_reach_the_chat_request():
     assert params.logit_bias == {ids("<tool_call>")[0]: -100.0}
 
 
+@pytest.mark.parametrize("fields", [
+    {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
+    {"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}},
+    {"tools": [{**TOOL, "strict": True}]}, {**THINK, "max_tokens": 3000},
+])
+def test_forms_and_budgets_reach_the_chat_request(fields):
+    engine = FakeEngine("x")
+    create(engine, **fields)
+    assert engine.requests[0][1].constraint is not None
+
+
 @pytest.mark.parametrize(("body", "named"), [
     ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": 10**6}, "max_tokens is 1000000"), ({"messages": None}, "messages"), ({"messages": []}, "messages"),
@@ -296,7 +308,11 @@ def test_limits_and_choices_reach_the_chat_request():
     ({"thinking": 5}, "thinking"),
     ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
-    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"), ({"model": None}, "model"),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "output_config.format.schema"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "wat"}}}}, "output_config.format"),
+    ({"model": None}, "model"),
 ])
 def test_refused_in_anthropics_form(body, named):
     engine = FakeEngine()

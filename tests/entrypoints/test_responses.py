@@ -244,6 +244,25 @@ def test_formats_choices_and_limits_reach_the_chat_request():
     assert params.logit_bias == {ids("<tool_call>")[0]: -100.0}
 
 
+@pytest.mark.parametrize("fields", [
+    {"text": {"format": {"type": "json_object"}}},
+    {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}}},
+    {"tools": [TOOL], "tool_choice": "required"}, {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+    {"tools": [{**TOOL, "strict": True}]},
+    {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [
+        {"type": "function", "name": "f"}]}},
+])
+def test_forms_reach_the_chat_request(fields):
+    engine = FakeEngine("x")
+    body = create(engine, **fields)
+    assert engine.requests[0][1].constraint is not None
+    if "schema" in body["text"]["format"]:
+        # Of which the published schema says that it can only be null.
+        assert body["text"]["format"].pop("schema") == {"type": "object"}
+        body["text"]["format"]["schema"] = None
+    assert_valid({**body, "output": []}, "ResponseResource", "openresponses")
+
+
 def test_logprobs_are_of_the_visible_text():
     answer = "Hm.\n</think>\n\nYé🎉s."
     for request in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}):
@@ -281,7 +300,11 @@ def test_logprobs_are_of_the_visible_text():
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"), ({"text": "x"}, "text"),
     ({"text": {"format": 5}}, "text.format"), ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-    ({"text": {"format": {"type": "wat"}}}, "text.format.type"), ({"reasoning": "x"}, "reasoning"),
+    ({"text": {"format": {"type": "wat"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "wat"}}}}, "text.format.schema"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}},
+     "tool_choice.tools[0]"), ({"reasoning": "x"}, "reasoning"),
     ({"reasoning": {"effort": "bogus"}}, "reasoning.effort"), ({"truncation": "some"}, "truncation"),
     ({"top_logprobs": 21}, "top_logprobs"), ({"top_logprobs": -1}, "top_logprobs"), ({"include": "x"}, "include"),
     ({"stream": "yes"}, "stream"), ({"parallel_tool_calls": 1}, "parallel_tool_calls"), ({"metadata": []}, None),

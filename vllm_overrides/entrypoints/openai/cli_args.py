@@ -22,6 +22,9 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--generation-config", default="auto", metavar="{auto,vllm,FOLDER}",
                        help="where sampling defaults of silent requests come from: auto = generation_config.json "
                        "of the model, vllm = none (temperature 1, all else neutral), or a folder with such a file")
+    group.add_argument("--default-chat-template-kwargs", default=None, metavar="JSON",
+                       help="variables of the chat template for requests that do not set them, such as "
+                       '\'{"enable_thinking": false}\'')
     group.add_argument("--trust-request-chat-template", action="store_true",
                        help="let a request bring its own chat template, a program that the server then runs")
     group.add_argument("--max-picture-pixels", type=int, default=None, metavar="N",

@@ -1,6 +1,8 @@
-"""logit_bias and allowed_token_ids for the whole vocabulary, at once. Stock counts a tokenizer without its added tokens,
-and so could neither ask for `</think>` or a token of a call nor forbid it; and it adds one bias after the other, each
-time a token is sampled."""
+"""logit_bias and allowed_token_ids for the whole vocabulary, at once.
+
+Stock counts a tokenizer without its added tokens, and so could neither ask for `</think>` or a token of a call nor
+forbid it; and it adds one bias after the other, each time a token is sampled.
+"""
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

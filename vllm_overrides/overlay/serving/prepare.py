@@ -41,6 +41,7 @@ async def rendered(service: Service, request: ChatRequest) -> tuple[Prompt, list
     if not service.renderer.has_template:
         raise RequestError("This model has no chat template; start the server with --chat-template.",
                            code="unsupported_parameter")
+    request = replace(request, template_kwargs={**service.settings.template_kwargs, **request.template_kwargs})
     pictures = await service.pictures.measured(request.pictures)
     return await service.renderer.chat(request, [picture.tokens for picture in pictures]), pictures
 

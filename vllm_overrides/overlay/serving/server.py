@@ -200,6 +200,7 @@ def settings(args: Namespace, config: Any) -> Settings:
         response_role=args.response_role,
         chat_template=read_template(args.chat_template),
         trust_request_template=args.trust_request_chat_template,
+        template_kwargs=template_kwargs(args.default_chat_template_kwargs),
         sampling_defaults=sampling_defaults(args.generation_config, model),
         tokens_as_ids=args.return_tokens_as_token_ids,
         log_requests=not args.disable_log_requests,
@@ -216,6 +217,17 @@ def read_template(source: str | None) -> str | None:
         return None if source is None else codecs.decode(source, "unicode_escape")
     with open(source, encoding="utf-8") as file:
         return file.read()
+
+
+def template_kwargs(given: str | None) -> dict[str, Any]:
+    """What --default-chat-template-kwargs says. Raises StartError where it is no JSON object."""
+    try:
+        read = json.loads(given) if given else {}
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise StartError(f"--default-chat-template-kwargs must be a JSON object, got {given!r:.80}")
+    return read
 
 
 def sampling_defaults(source: str, model_config: Any) -> dict[str, Any]:

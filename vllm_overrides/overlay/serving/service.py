@@ -30,7 +30,8 @@ logger = init_logger(__name__)
 @dataclass(frozen=True)
 class Settings:
     """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none.
-    log_prompts: characters of each prompt that the log shows. pictures: None where the model takes none."""
+    template_kwargs: of the chat template, for requests that are silent about them. log_prompts: characters of each
+    prompt that the log shows. pictures: None where the model takes none."""
 
     model_names: tuple[str, ...]
     model_path: str
@@ -43,6 +44,7 @@ class Settings:
     response_role: str = "assistant"
     chat_template: str | None = None
     trust_request_template: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     tokens_as_ids: bool = False
     log_requests: bool = True

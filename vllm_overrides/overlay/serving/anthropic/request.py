@@ -66,7 +66,7 @@ def translated(body: Any, counting: bool = False) -> MessagesRequest:
         chat["continue_final_message"] = True
     names = {**talk.names(), **tool_names, "max_completion_tokens": "max_tokens", "stop": "stop_sequences",
              "thinking_token_budget": "thinking.budget_tokens", "tool_choice.function.name": "tool_choice.name",
-             "response_format": "output_config.format"}
+             "response_format.json_schema": "output_config.format", "response_format": "output_config.format"}
     return MessagesRequest(chat, names, found.get("thinking", {}).get("display") == "omitted")
 
 
@@ -271,5 +271,7 @@ def _format(found: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
         raise RequestError("output_config.format must be an object of type json_schema.", param="output_config.format")
+    if wanted.get("schema") is None:
+        raise missing("output_config.format.schema")
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "strict": True,
                                                                        "schema": wanted.get("schema")}}}

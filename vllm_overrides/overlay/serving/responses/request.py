@@ -84,7 +84,7 @@ def translated(body: Any) -> ResponsesRequest:
         chat.update(logprobs=True, top_logprobs=found.get("top_logprobs", 0))
     names = {**talk.names(), **tool_names, "messages": "input", "max_completion_tokens": "max_output_tokens",
              "response_format.json_schema": "text.format", "response_format": "text.format",
-             "tool_choice.function.name": "tool_choice.name"}
+             "tool_choice.function.name": "tool_choice.name", "tool_choice.allowed_tools": "tool_choice"}
     reasoning = found.get("reasoning", {})
     shown = {
         "instructions": found.get("instructions"), "tools": [_shown_tool(tool) for tool in found.get("tools", [])],
