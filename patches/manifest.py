@@ -107,13 +107,27 @@ CORE: tuple[Overlay, ...] = (
                  "executor/multiproc_worker_utils.py:WorkerMonitor.__init__",
                  "executor/multiproc_worker_utils.py:WorkerMonitor.run",
                  "executor/multiproc_worker_utils.py:WorkerMonitor.close",
-                 "executor/multiproc_worker_utils.py:Result", "executor/multiproc_worker_utils.py:_set_future_result"),
+                 "executor/multiproc_worker_utils.py:Result", "executor/multiproc_worker_utils.py:_set_future_result",
+                 "core/interfaces.py:AllocStatus"),
         reason="What the engine does around a step: several samples of one prompt, seeds that survive preemption, a failed step, "
                "logits that are not finite.",
         upstream="Not for upstream: vLLM V1 does the same in its own engine.",
         remove_when="no engine or runner extension is left",
         requires=("overlay-package",),
         test="tests/overlay/engine/test_fanout.py",
+    ),
+    Overlay(
+        id="grammars-in-the-engine",
+        kind="addition",
+        target="overlay/grammar/",
+        symbols=("sampling_params.py:SamplingParams", "utils.py:is_pin_memory_available"),
+        reason="Stock keeps to a grammar by outlines, in a logits processor of the client: the first schema takes 32 to 53 s "
+               "with this vocabulary and blocks everybody, a processor knows neither its sequence nor a preemption, and a "
+               "grammar that cannot be followed ends the engine.",
+        upstream="https://github.com/vllm-project/vllm/pull/14779 (llguidance in vLLM V1, by another scheduler)",
+        remove_when="the pin compiles grammars beside its steps and has llguidance or xgrammar for one",
+        requires=("overlay-package", "engine-substance", "operators-of-hybrid-models"),
+        test="tests/overlay/grammar/test_follower.py",
     ),
     Overlay(
         id="prefix-cache-substance",
@@ -199,7 +213,7 @@ CORE: tuple[Overlay, ...] = (
                  "Scheduler._schedule_prefills", "Scheduler._preempt", "Scheduler.free_seq", "Scheduler.get_prefix_cache_hit_rate",
                  "Scheduler.abort_seq_group", "Scheduler._free_finished_seqs", "Scheduler._preempt_by_recompute", "SchedulingBudget.remaining_token_budget",
                  "SchedulerPrefillOutputs.create_empty", "Scheduler.__init__", "SchedulerPrefillOutputs",
-                 "sequence.py:SequenceStatus", "utils.py:Device"),
+                 "Scheduler._free_finished_seq_group", "sequence.py:SequenceStatus", "utils.py:Device"),
         reason="The scheduler counts prefix hits, so that no piece of a prompt computes a cached token; owns the slots of recurrent state "
                "and the checkpoints of it; lets prompts wait for a prefix that is being computed; preempts by recomputation only, because "
                "stock ends the engine when swap space runs out.",
@@ -256,7 +270,8 @@ CORE: tuple[Overlay, ...] = (
                "number of state slots must be known to scheduler and workers before either starts.",
         upstream="Not for upstream: vLLM V1 serves n as separate requests.",
         remove_when="the pin serves n=5 with max_num_seqs=2 and survives a step that raises",
-        requires=("engine-substance", "no-empty-outputs-and-cached-tokens", "hits-and-state-slots-in-the-scheduler"),
+        requires=("engine-substance", "no-empty-outputs-and-cached-tokens", "hits-and-state-slots-in-the-scheduler",
+                  "grammars-in-the-engine"),
         test="tests/engine/test_fanout_engine.py",
     ),
     Overlay(
@@ -276,8 +291,12 @@ CORE: tuple[Overlay, ...] = (
         kind="extension",
         target="engine/async_llm_engine.py",
         symbols=("_AsyncLLMEngine", "_AsyncLLMEngine.step_async", "AsyncLLMEngine", "AsyncLLMEngine.__init__",
-                 "AsyncLLMEngine.engine_step", "RequestTracker.process_exception", "utils.py:weak_bind"),
-        reason="An exception in a step ends stock's engine and with it every request; only those of that step need fail.",
+                 "AsyncLLMEngine.engine_step", "RequestTracker.process_exception", "utils.py:weak_bind",
+                 "build_guided_decoding_logits_processor_async",
+                 "engine/llm_engine.py:LLMEngine.has_unfinished_requests_for_virtual_engine",
+                 "engine/multiprocessing/client.py:MQLLMEngineClient._process_request"),
+        reason="An exception in a step ends stock's engine and with it every request; only those of that step need fail. And "
+               "stock makes logits processors of outlines where requests come in, in both clients.",
         upstream="Not for upstream: vLLM V1 ends the engine too.",
         remove_when="the pin's AsyncLLMEngine answers after a step that raised",
         requires=("samples-as-requests-and-failed-steps",),
@@ -341,10 +360,11 @@ CORE: tuple[Overlay, ...] = (
         target="model_executor/layers/logits_processor.py",
         symbols=("LogitsProcessor", "LogitsProcessor.forward", "_apply_logits_processors"),
         reason="In a step that only computes pieces of prompts no rank wants logits; the vendor's copy then fails on every rank but the "
-               "first. And logits are watched here: stock draws a token from a row of NaN and streams it.",
+               "first. And logits are watched here: stock draws a token from a row of NaN and streams it. What a grammar forbids is "
+               "taken out of them.",
         upstream="Not for upstream: the first fault is the vendor's; vLLM V1 only counts NaN in logits.",
         remove_when="the vendor's LogitsProcessor returns None on other ranks in such a step, and the pin fails a request of such logits",
-        requires=("engine-substance", "rebind-one-stock-name-once"),
+        requires=("engine-substance", "rebind-one-stock-name-once", "grammars-in-the-engine"),
         test="tests/worker/test_nonfinite.py",
     ),
 )
@@ -465,7 +485,7 @@ WORKER: tuple[Overlay, ...] = (
         upstream="Not for upstream: vLLM V1 has its own design for the state of hybrid models, which 0.6.3 cannot carry.",
         remove_when="recurrent-state-in-scheduler-owned-slots is removed",
         requires=("recurrent-state-in-scheduler-owned-slots", "pictures-computed-once", "engine-substance", "rebind-one-stock-name-once",
-                  "start-up-checks"),
+                  "start-up-checks", "grammars-in-the-engine"),
         test="tests/worker/test_state_plumbing.py",
     ),
     Overlay(

@@ -115,6 +115,14 @@ stock_source() { # PYTHON: keeps vLLM's source package in the cache
         -d "$cache" -r "$here/stock.txt" || die "vLLM's source package could not be downloaded"
 }
 
+json_schema_suite() { # keeps jsonschema's source package, which has the JSON-Schema-Test-Suite in it, in the cache
+    local wanted; wanted=$(sed -n 's/^\(jsonschema\)==\([0-9.]*\) .*/\1-\2.tar.gz/p' "$here/json_schema_suite.txt")
+    [ -e "$cache/$wanted" ] && return
+    mkdir -p "$cache"
+    "$root/.venv/bin/pip" download --quiet --no-deps --require-hashes --no-binary jsonschema -d "$cache" -r "$here/json_schema_suite.txt" ||
+        die "jsonschema's source package could not be downloaded"
+}
+
 torch21_environment() {
     local env=$root/.venv-torch21 key python
     key=$(digest "$here/torch21.txt")
@@ -140,7 +148,7 @@ main() {
     flock -n 9 || { say "another setup runs in this folder; waiting for it"; flock 9; }
     case ${1:-} in
         serve) serve_environment ;;
-        test) serve_environment; install_lock "$root/.venv" test ;;
+        test) serve_environment; install_lock "$root/.venv" test; json_schema_suite ;;
         reference) make_venv "$root/.venv-reference"; install_lock "$root/.venv-reference" reference ;;
         torch21) torch21_environment ;;
         *) die "usage: setup.sh serve|test|reference|torch21" ;;

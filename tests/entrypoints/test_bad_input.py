@@ -34,7 +34,10 @@ def refused(path, body, status=400, **changes):
     ({"model": "llm", "messages": USER, "max_tokens": -1}, "max_tokens"),
     ({"model": "llm", "messages": USER, "top_p": 1.1}, "top_p"),
     ({"model": "llm", "messages": USER, "temperature": "x"}, "temperature"),
-    ({"model": "llm", "messages": USER, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"model": "llm", "messages": USER, "response_format": {"type": "json_array"}}, "response_format.type"),
+    ({"model": "llm", "messages": USER, "response_format": {"type": "json_schema", "json_schema": {
+        "name": "x", "schema": {"type": "wat"}}}}, "response_format.json_schema.schema"),
+    ({"model": "llm", "messages": USER, "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ({"model": "llm", "messages": USER, "chat_template": "{{ 1 }}"}, "chat_template"),
     ({"model": "llm", "messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"model": "llm", "messages": USER, "logit_bias": {"99999": 1}}, "logit_bias"),
@@ -50,7 +53,7 @@ def test_chat(body, param):
 @pytest.mark.parametrize(("body", "param"), [
     ({"model": "llm"}, "prompt"), ({"prompt": "x"}, "model"),
     ({"model": "llm", "prompt": "x", "logprobs": 21}, "logprobs"),
-    ({"model": "llm", "prompt": ""}, "prompt"), ({"model": "llm", "prompt": "x", "guided_regex": "a"}, "guided_regex"),
+    ({"model": "llm", "prompt": ""}, "prompt"), ({"model": "llm", "prompt": "x", "guided_regex": "("}, "guided_regex"),
 ])
 def test_completions(body, param):
     assert refused(TEXT, body)["param"] == param
@@ -148,6 +151,10 @@ def test_api_keys():
     assert http.post(CHAT, json=body, headers={"Authorization": "Bearer secret"}).status_code == 200
     assert http.get("/health").status_code == 200
     assert http.get("/v1/models").status_code == 401
+    several = client(FakeEngine(), arguments=["--api-key", "one", "two"])
+    for key, status in (("one", 200), ("two", 200), ("three", 401), ("one two", 401)):
+        response = several.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+        assert response.status_code == status, key
 
 
 def test_errors_are_json_whatever_was_asked():

@@ -35,9 +35,9 @@ CASES = {
                            {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
     "tool_choice none": ("No call.", {"tools": TOOLS, "tool_choice": "none", "thinking": False},
                          {"content": "No call."}, "stop"),
-    "required": (f"get_weather>\n{CALL.split('>', 2)[2].lstrip()}", {"tools": TOOLS, "tool_choice": "required"},
-                 {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
-    "named": (CALL.split(">", 2)[2].lstrip(), {"tools": TOOLS, "tool_choice": {"type": "function", "function": {
+    "required": (f"I must.\n</think>\n\n{CALL}", {"tools": TOOLS, "tool_choice": "required"}, {
+        "reasoning_content": "I must.", "tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
+    "named": (f"{CALL}\n{CALL}", {"tools": TOOLS, "thinking": False, "tool_choice": {"type": "function", "function": {
         "name": "get_weather"}}}, {"tool_calls": [("function", "get_weather", ARGUMENTS)]}, "tool_calls"),
     "stop string": ("1 2 3 15 16", {"stop": ["15"], "thinking": False}, {"content": "1 2 3 "}, "stop"),
     "stop string kept": ("1 2 15 16", {"stop": "15", "include_stop_str_in_output": True, "thinking": False},
@@ -72,7 +72,8 @@ def test_shape_of_a_whole_answer():
     body = post(client(FakeEngine("Hm.\n</think>\n\nYes.")))
     choice = body["choices"][0]
     assert body["object"] == "chat.completion" and body["model"] == "llm" and body["id"].startswith("chatcmpl-")
-    assert choice == {"index": 0, "message": {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+    assert choice == {"index": 0, "message": {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.",
+                                              "refusal": None, "annotations": []},
                       "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     prompt = len(ids("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"))
     generated = len(ids("Hm.\n</think>\n\nYes.")) + 1
@@ -103,6 +104,15 @@ def test_tool_call_deltas_are_progressive():
     assert calls[0]["function"] == {"name": "get_weather", "arguments": ""} and calls[0]["id"].startswith("call_")
     assert len(calls) > 6, f"the arguments came in {len(calls) - 1} pieces"
     assert calls[1]["function"]["arguments"].startswith('{"city": "'), calls[1]
+
+
+def test_the_servers_own_template_variables():
+    """They hold for requests that are silent about them."""
+    for fields, thinks in (({}, False), ({"enable_thinking": True}, True), ({"thinking": {"type": "enabled"}}, True),
+                           ({"chat_template_kwargs": {"enable_thinking": True}}, True)):
+        engine = FakeEngine("x")
+        post(client(engine, template_kwargs={"enable_thinking": False}), **fields)
+        assert tokenizer().decode(engine.requests[0][0]).endswith("<think>\n") is thinks, fields
 
 
 def test_several_choices():
@@ -198,7 +208,8 @@ def test_an_answer_that_is_continued():
 
 def test_the_other_name_of_the_reasoning_field():
     http = client(FakeEngine("Hm.\n</think>\n\nYes."), reasoning_field="reasoning")
-    assert post(http)["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
+    assert post(http)["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning": "Hm.",
+                                                         "refusal": None, "annotations": []}
     assert gathered(stream(http))["message"]["reasoning"] == "Hm."
 
 
@@ -223,3 +234,100 @@ def test_names_of_the_model():
     response = http.post("/v1/chat/completions",
                          json={"model": "other", "messages": [{"role": "user", "content": "x"}]})
     assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found", response.text
+
+
+def test_a_thought_that_is_not_asked_for():
+    """It is generated and counted, and not sent."""
+    http = client(FakeEngine("Hm.\n</think>\n\nYes."))
+    whole = post(http, include_reasoning=False)
+    assert whole["choices"][0]["message"]["content"] == "Yes." and "reasoning_content" not in str(whole)
+    assert whole["usage"] == post(http)["usage"]
+    message = gathered(stream(http, reasoning={"exclude": True}))["message"]
+    assert message == {"role": "assistant", "content": "Yes."}
+
+
+@pytest.mark.parametrize("together", [1, 100])
+def test_functions_are_answered_as_they_were_asked(together):
+    """One call, as function_call, with a finish reason of its own."""
+    http = client(FakeEngine(f"Look.\n{CALL}\n{CALL}", together=together))
+    request = {"functions": [TOOLS[0]["function"]], "thinking": False}
+    whole = post(http, **request)["choices"][0]
+    assert whole["message"]["function_call"] == {"name": "get_weather", "arguments": ARGUMENTS}
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("Look.", "function_call")
+    assert "tool_calls" not in whole["message"]
+    chunks = [chunk["choices"][0] for chunk in stream(http, **request)]
+    parts = [chunk["delta"]["function_call"] for chunk in chunks if "function_call" in chunk["delta"]]
+    assert parts[0] == {"name": "get_weather", "arguments": ""}
+    assert "".join(part["arguments"] for part in parts) == ARGUMENTS and chunks[-1]["finish_reason"] == "function_call"
+
+
+@pytest.mark.parametrize("together", [1, 100])
+@pytest.mark.parametrize(("cut", "text"), [(False, 'say "hi"\n<b> 北京 🎉\\'), (True, 'say "hi')])
+def test_a_tool_of_free_text(together, cut, text):
+    """Its call holds the text itself; of a cut one, as far as it came."""
+    written = ('<tool_call>\n<function=shell>\n<parameter=input>\nsay "hi"\n<b> 北京 🎉\\\n</parameter>\n</function>\n'
+               '</tool_call>')
+    request = {"tools": [{"type": "custom", "custom": {"name": "shell"}}], "thinking": False,
+               "max_tokens": len(ids(written[:written.index('"\n<b>')])) if cut else 500}
+    http = client(FakeEngine(written, together=together))
+    whole = post(http, **request)["choices"][0]
+    (call,) = whole["message"]["tool_calls"]
+    assert (call["type"], call["custom"]) == ("custom", {"name": "shell", "input": text})
+    assert whole["finish_reason"] == ("length" if cut else "tool_calls")
+    parts = [part for chunk in stream(http, **request)
+             for part in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert parts[0]["custom"] == {"name": "shell", "input": ""} and parts[0]["type"] == "custom"
+    assert "".join(part["custom"]["input"] for part in parts) == text
+
+
+def test_the_best_of_several():
+    """The ones of the highest log probability per token; what the others took is counted."""
+    class Judged(FakeEngine):
+        async def generate(self, *args, **kwargs):
+            async for output in super().generate(*args, **kwargs):
+                for one in output.outputs:
+                    assert one.logprobs, "not asked for"
+                    for place, token in zip(one.logprobs, one.token_ids, strict=True):
+                        place[token].logprob = (-3.0, -1.0, -2.0)[one.index]
+                yield output
+
+    engine = Judged("a b c d", "e f", "g h i")
+    body = post(client(engine), n=2, best_of=3, thinking=False)
+    assert [(choice["index"], choice["message"]["content"]) for choice in body["choices"]] == [(0, "e f"), (1, "g h i")]
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == sum(len(ids(text)) + 1 for text in engine.answers)
+    assert engine.requests[0][1].n == 3
+    text = post(client(Judged("a", "b", "c")), "/v1/completions", best_of=3, prompt=["x", "y"])
+    assert [(choice["index"], choice["text"]) for choice in text["choices"]] == [(0, "b"), (1, "b")]
+
+
+def test_what_the_model_read_and_wrote():
+    engine = FakeEngine("Hm.\n</think>\n\nYes 🎉.")
+    http = client(engine)
+    request = {"return_token_ids": True, "return_prompt_text": True, "prompt_logprobs": 1}
+    written = [*ids("Hm.\n</think>\n\nYes 🎉."), ids("<|im_end|>")[0]]
+    whole = post(http, **request)
+    assert whole["choices"][0]["token_ids"] == written
+    assert whole["prompt_token_ids"] == engine.requests[0][0]
+    assert tokenizer().decode(whole["prompt_token_ids"]) == whole["prompt_text"]
+    first, *others = stream(http, **request)
+    assert {name: first[name] for name in ("prompt_token_ids", "prompt_text", "prompt_logprobs")} == {
+        name: whole[name] for name in ("prompt_token_ids", "prompt_text", "prompt_logprobs")}
+    assert [token for chunk in others for token in chunk["choices"][0]["token_ids"]] == written
+    assert not any("prompt_text" in chunk for chunk in others)
+
+
+def test_tokens_shown_as_ids_by_request():
+    http = client(FakeEngine("Yes"))
+    content = post(http, thinking=False, logprobs=True, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert [entry["token"] for entry in content["content"]] == [f"token_id:{token}" for token in
+                                                                [*ids("Yes"), ids("<|im_end|>")[0]]]
+
+
+def test_the_clients_own_id():
+    """Two requests may have one; the engine never hears it."""
+    engine = FakeEngine()
+    for _ in range(2):
+        assert post(client(engine), request_id="mine")["id"] == "chatcmpl-mine"
+    assert len({request_id for _, _, request_id in engine.requests}) == 2
+    assert {chunk["id"] for chunk in stream(client(engine), request_id="mine")} == {"chatcmpl-mine"}

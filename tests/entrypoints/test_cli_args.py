@@ -8,6 +8,9 @@ import pytest
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.overlay.serving.errors import StartError
+from vllm.overlay.serving.limits import Limits
+from vllm.overlay.serving.server import template_kwargs
 from vllm.utils import FlexibleArgumentParser
 
 # What public submissions start, and what this project submits (without the template, which is a path of the image).
@@ -31,6 +34,31 @@ def test_launch_commands(command):
     assert (args.reasoning_parser, args.tool_call_parser, args.enable_auto_tool_choice) == ("qwen3", "qwen3_coder",
                                                                                             True)
     assert AsyncEngineArgs.from_cli_args(args).tensor_parallel_size == 4
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    (None, {}), ("", {}), ('{"enable_thinking": false}', {"enable_thinking": False}), ("{", None), ("[1]", None),
+])
+def test_variables_of_the_template(given, expected):
+    if expected is None:
+        with pytest.raises(StartError, match="--default-chat-template-kwargs"):
+            template_kwargs(given)
+    else:
+        assert template_kwargs(given) == expected
+
+
+@pytest.mark.parametrize("wrong", ["--max-request-bytes 0", "--max-queued-requests -1", "--max-request-bytes many"])
+def test_limits_that_make_no_sense(wrong):
+    with pytest.raises(SystemExit):
+        parse(f"--model m {wrong}")
+
+
+def test_limits():
+    args = parse("--model m")
+    assert (args.max_request_bytes, args.max_queued_requests, args.request_timeout, args.log_prompts, args.api_key) == (
+        128 << 20, None, None, False, None)
+    args = parse("--model m --max-num-seqs 4 --max-queued-requests 0 --request-timeout 0 --api-key a b")
+    assert Limits.of(args) == Limits(128 << 20, 4, None) and args.api_key == ["a", "b"]
 
 
 def test_defaults():

@@ -109,3 +109,27 @@ def test_logprobs_of_the_prompt():
     assert joined == whole
     asked = post(http, PATH, prompt="abc d", prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
     assert asked[0] is None and asked[1][str(prompt[1])]["logprob"] == -0.5, asked
+
+
+def test_what_the_model_read_and_wrote():
+    http = client(FakeEngine("b c"))
+    request = {"prompt": ["hi", "you"], "return_token_ids": True, "prompt_logprobs": 1}
+    whole = post(http, PATH, **request)["choices"]
+    assert [choice["prompt_token_ids"] for choice in whole] == [ids("hi"), ids("you")]
+    assert [choice["token_ids"] for choice in whole] == [[*ids("b c"), ids("<|im_end|>")[0]]] * 2
+    first: dict = {}
+    tokens: dict = {0: [], 1: []}
+    for chunk in stream(http, PATH, **request):
+        (choice,) = chunk["choices"]
+        first.setdefault(choice["index"], choice)
+        tokens[choice["index"]] += choice["token_ids"]
+    for i, choice in enumerate(whole):
+        assert first[i]["prompt_token_ids"] == choice["prompt_token_ids"]
+        assert first[i]["prompt_logprobs"] == choice["prompt_logprobs"] is not None
+        assert tokens[i] == choice["token_ids"]
+
+
+def test_a_prompt_that_keeps_its_beginning():
+    engine = FakeEngine("x")
+    post(client(engine), PATH, prompt=[5, 6, 7], truncate_prompt_tokens=2, truncation_side="right")
+    assert engine.requests[0][0] == [5, 6]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 
 import openai
 import pytest
 from starlette.testclient import TestClient
 
-from tests.helpers.fake_engine import USER, FakeEngine, application, client, ids
+from tests.helpers.fake_engine import USER, FakeEngine, application, client, ids, tokenizer
 from vllm.version import __version__
 
 TOOLS = [{"type": "function",
@@ -109,7 +110,9 @@ def test_openai_package_errors():
 def test_tokenize_and_detokenize():
     http = client(FakeEngine())
     body = http.post("/tokenize", json={"model": "llm", "prompt": "héllo", "unknown": 1}).json()
-    assert body == {"count": len(ids("héllo")), "max_model_len": 4096, "tokens": ids("héllo")}
+    assert body == {"count": len(ids("héllo")), "max_model_len": 4096, "tokens": ids("héllo"), "token_strs": None}
+    strings = http.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True}).json()["token_strs"]
+    assert strings == tokenizer().convert_ids_to_tokens(ids("héllo")), strings
     chat = http.post("/tokenize", json={"model": "llm", "messages": USER}).json()
     assert http.post("/detokenize", json={"tokens": chat["tokens"]}).json() == {
         "prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"}
@@ -117,6 +120,40 @@ def test_tokenize_and_detokenize():
                         ("/detokenize", {"tokens": [10**9]}), ("/detokenize", {"tokens": ["a"]})):
         response = http.post(path, json=wrong)
         assert response.status_code == 400, f"{path} {wrong}: {response.text}"
+
+
+def test_render_is_what_generation_reads():
+    """Of any chat request: the text and the ids that the engine gets, and nothing is generated."""
+    engine = FakeEngine(CALL)
+    http = client(engine)
+    for fields in ({}, {"enable_thinking": False, "tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"},
+                   {"messages": [*USER, {"role": "assistant", "content": "I am"}], "continue_final_message": True},
+                   {"messages": [{"role": "user", "content": "a\ud83c"}], "preserve_thinking": True}):
+        body = json.dumps({"model": "llm", "messages": USER, "max_tokens": 5, **fields})
+        rendered = http.post("/v1/chat/completions/render", content=body)
+        assert rendered.status_code == 200 and not engine.requests, rendered.text
+        assert http.post("/v1/chat/completions", content=body).status_code == 200
+        (tokens, _, _) = engine.requests.pop()
+        assert rendered.json() == {"prompt": tokenizer().decode(tokens), "prompt_token_ids": tokens}
+    for wrong in ({}, {"messages": USER}, {"model": "other", "messages": USER}, []):
+        assert http.post("/v1/chat/completions/render", json=wrong).status_code in (400, 404)
+
+
+def test_what_can_be_read_can_be_asked_for_without_its_body():
+    http = client(FakeEngine())
+    for path in ("/v1/models", "/v1/models/llm", "/version", "/health"):
+        assert http.head(path).status_code == http.get(path).status_code == 200, path
+    assert http.head("/v1/models/other").status_code == 404
+
+
+def test_apis_of_other_models_are_not_there_and_say_so():
+    for path in ("/v1/embeddings", "/v1/rerank", "/v1/audio/speech", "/v1/images/generations", "/v1/moderations",
+                 "/v2"):
+        response = client(FakeEngine()).post(path, json={"model": "llm", "input": "x"})
+        error = response.json()["error"]
+        assert response.status_code == 404 and set(error) == {"message", "type", "param", "code"}, response.text
+        assert path in error["message"] and "/v1/chat/completions" in error["message"], error
+        assert error["code"] == "unknown_url"
 
 
 def test_tokenize_runs_no_template_of_the_request():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import glob
+import multiprocessing
 import os
 import pickle
 import re
 import shutil
+import signal
 import tempfile
 import time
-from multiprocessing import Pipe, active_children
+from multiprocessing import Pipe, active_children, shared_memory
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +22,18 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.tiny_models import make_qwen2
 from tests.helpers.tokenizer import tokenizer_folder
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.multiprocessing import IPC_DATA_EXT, RPCStartupResponse, client
-from vllm.overlay.serving import engine_client, patient_client
+from vllm.engine.multiprocessing import (
+    IPC_DATA_EXT,
+    IPC_INPUT_EXT,
+    IPC_OUTPUT_EXT,
+    MQEngineDeadError,
+    RPCStartupResponse,
+    client,
+)
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.overlay.serving import engine_client, engine_process, patient_client
 from vllm.overlay.serving.errors import StartError
+from vllm.overlay.serving.restarts import EngineLost
 from vllm.sampling_params import SamplingParams
 
 
@@ -37,18 +47,49 @@ def config(tmp_path_factory):
     return arguments, arguments.create_engine_config()
 
 
-def only_says_hello(engine_args, engine_config, usage_context, ipc_path, report):
-    """Stands in for the engine: answers that it is up, and then nothing any more."""
+# Names of the stand-ins' shared memory; other tests of this machine have some, too.
+SHARED = f"engine-client-{os.getpid()}-"
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Replaces the engine's main function by one that may know this test's objects."""
+    monkeypatch.setattr(engine_client, "get_context", lambda _: multiprocessing.get_context("fork"))
+    return lambda main: monkeypatch.setattr(engine_client, "run_engine", main)
+
+
+def says_hello(ipc_path):
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.bind(ipc_path + IPC_DATA_EXT)
     identity, _ = socket.recv_multipart()
     socket.send_multipart((identity, pickle.dumps(RPCStartupResponse(tracing_enabled=False))))
+
+
+def only_says_hello(engine_args, engine_config, usage_context, ipc_path, report):
+    """Stands in for the engine: answers that it is up, and then nothing any more."""
+    says_hello(ipc_path)
     time.sleep(600)
 
 
-async def test_an_engine_that_is_killed_while_it_works(config, monkeypatch):
+def gives_first_tokens(engine_args, engine_config, usage_context, ipc_path, report):
+    """The same, but for requests of one token."""
+    engine_process.stand_apart()
+    context = zmq.Context()
+    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    requests.bind(ipc_path + IPC_INPUT_EXT)
+    outputs.bind(ipc_path + IPC_OUTPUT_EXT)
+    shared_memory.SharedMemory(f"{SHARED}{os.getpid()}", create=True, size=1000)
+    says_hello(ipc_path)
+    while True:
+        request = pickle.loads(requests.recv_multipart()[0])
+        if getattr(request, "params", None) is not None and request.params.max_tokens == 1:
+            one = CompletionOutput(0, "", [7], None, None, "length", None)
+            outputs.send_multipart((pickle.dumps([RequestOutput(request.request_id, None, [0], None, [one], True)]), ))
+
+
+async def test_an_engine_that_is_killed_while_it_works(config, forked):
     """Whoever waits for an output hears of it at once, and the reason is known."""
-    monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
+    forked(only_says_hello)
     async with engine_client.in_own_process(*config) as engine:
         request = engine.client.generate({"prompt_token_ids": [5]}, SamplingParams(max_tokens=5), "r")
         waiting = asyncio.ensure_future(request.__anext__())
@@ -56,10 +97,64 @@ async def test_an_engine_that_is_killed_while_it_works(config, monkeypatch):
         assert not engine.failed.done() and not waiting.done()
         start = time.monotonic()
         active_children()[0].kill()
-        with pytest.raises(RuntimeError, match="the engine is gone"):
+        with pytest.raises(EngineLost, match="killed by signal 9"):
             await asyncio.wait_for(waiting, 5)
-        assert "killed by signal 9" in engine.failed.result() and "out of memory" in engine.failed.result()
+        # The server was not ready yet.
+        reason = await asyncio.wait_for(engine.failed, 5)
+        assert "killed by signal 9" in reason and "out of memory" in reason
         assert time.monotonic() - start < 2
+
+
+def files(folder):
+    return {path.name for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_an_engine_that_is_lost_is_started_again(config, forked, monkeypatch, stopped):
+    """Killed twice, or stopped and given up: nothing accumulates, here or outside."""
+    forked(gives_first_tokens)
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    if stopped:
+        monkeypatch.setattr(patient_client, "_GRACE_S", 0)
+        monkeypatch.setenv("VLLM_ENGINE_ITERATION_TIMEOUT_S", "1")
+        monkeypatch.setattr(client, "VLLM_RPC_TIMEOUT", 500)
+
+    def shared():
+        return [path.name for path in Path("/dev/shm").glob(f"{SHARED}*")]
+
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
+        async with engine_client.in_own_process(*config) as engine:
+            engine.settle()
+            counts = []
+            for _ in range(1 if stopped else 2):
+                pid = active_children()[0].pid
+                assert shared() == [f"{SHARED}{pid}"]
+                assert len(files(folder)) == 3, files(folder)
+                counts.append(held())
+                asked = [engine.client.generate({"prompt_token_ids": [5]}, SamplingParams(max_tokens=5), str(i))
+                         for i in range(3)]
+                asked = [asyncio.ensure_future(one.__anext__()) for one in asked]
+                await asyncio.sleep(0.1)
+                os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+                results = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+                assert all(isinstance(result, (EngineLost, MQEngineDeadError)) for result in results), results
+                await asyncio.wait_for(engine.client.available(), 10)
+                await engine.client.check_health()
+                assert not Path(f"/proc/{pid}").exists(), "the last one is still there"
+            assert not engine.failed.done() and not engine.client.output_queues
+            # zmq closes its files from a thread.
+            deadline = time.monotonic() + 5
+            while any(now > then for now, then in zip(held(), counts[0], strict=True)):
+                assert time.monotonic() < deadline, f"(open files, tasks) {counts}, now {held()}"
+                await asyncio.sleep(0.05)
+            metrics = os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        assert not files(folder), "sockets"
+    assert not active_children() and not Path(metrics).exists()
+    assert not shared()
 
 
 async def test_an_engine_that_lives_but_is_given_up():
@@ -73,12 +168,24 @@ async def test_an_engine_that_lives_but_is_given_up():
     client.errored = True
     await asyncio.wait_for(watching, 5)
     assert engine.failed.result() == "no heartbeat"
-    assert str(waiting.get_nowait()) == "the engine is gone: no heartbeat"
+    assert isinstance(lost := waiting.get_nowait(), EngineLost) and str(lost) == "no heartbeat"
 
 
-async def test_an_engine_that_is_silent_for_a_while_is_not_given_up(config, monkeypatch):
+async def test_outputs_that_nobody_reads_any_more(config, forked):
+    """What breaks the loop that hands them out would leave every request waiting for ever."""
+    forked(gives_first_tokens)
+    async with engine_client.in_own_process(*config) as engine:
+        request = engine.client.generate({"prompt_token_ids": [5]}, SamplingParams(max_tokens=5), "r")
+        waiting = asyncio.ensure_future(request.__anext__())
+        await asyncio.sleep(0.1)
+        engine.client.output_loop.cancel()
+        with pytest.raises(EngineLost, match="not read any more"):
+            await asyncio.wait_for(waiting, 5)
+
+
+async def test_an_engine_that_is_silent_for_a_while_is_not_given_up(config, forked, monkeypatch):
     """As during a native call that keeps the interpreter's lock; a step may take VLLM_ENGINE_ITERATION_TIMEOUT_S."""
-    monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
+    forked(only_says_hello)
     monkeypatch.setattr(client, "VLLM_RPC_TIMEOUT", 100)
     async with engine_client.in_own_process(*config) as engine:
         await asyncio.sleep(0.5)
@@ -86,7 +193,7 @@ async def test_an_engine_that_is_silent_for_a_while_is_not_given_up(config, monk
     monkeypatch.setattr(patient_client, "_GRACE_S", 0)
     monkeypatch.setenv("VLLM_ENGINE_ITERATION_TIMEOUT_S", "1")
     async with engine_client.in_own_process(*config) as engine:
-        assert "No heartbeat" in await asyncio.wait_for(asyncio.shield(engine.failed), 10)
+        assert "No heartbeat" in await asyncio.wait_for(engine.failed, 10)
 
 
 @pytest.mark.parametrize("trust_remote_code", [False, True])
@@ -106,21 +213,6 @@ async def test_the_engine_gets_the_servers_configuration(trust_remote_code, monk
         async with engine_client.in_own_process(arguments, "the configuration"):
             pytest.fail("no process was started")
     assert given[:2] == [arguments, None if trust_remote_code else "the configuration"]
-
-
-async def test_nothing_is_left_behind(config, monkeypatch):
-    monkeypatch.setattr(engine_client, "run_engine", only_says_hello)
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    # Other servers of this machine have their sockets in /tmp; pytest's own folders are too long for a socket's name.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
-        async with engine_client.in_own_process(*config) as engine:
-            pid, metrics = active_children()[0].pid, os.environ["PROMETHEUS_MULTIPROC_DIR"]
-            assert glob.glob(f"{folder}/*_socket")
-        assert not os.listdir(folder), "the sockets"
-    assert not Path(f"/proc/{pid}").exists(), "the process"
-    assert not engine.failed.done(), "a wanted end is no failure"
-    assert not Path(metrics).exists() and "PROMETHEUS_MULTIPROC_DIR" not in os.environ, "the metrics"
 
 
 @pytest.mark.parametrize(("report", "exitcode", "reason"), [

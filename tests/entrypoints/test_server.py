@@ -42,7 +42,7 @@ def start(model: Path, log: Path, *arguments: str) -> ServerProcess:
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", str(CONTEXT),
         "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--enable-chunked-prefill", "--enable-prefix-caching",
         "--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3",
-        "--num-gpu-blocks-override", "1024", *arguments], port, log)
+        "--num-gpu-blocks-override", "1024", "--engine-restarts", "1", *arguments], port, log)
 
 
 def engine_pid(server: ServerProcess) -> int:
@@ -157,8 +157,9 @@ def test_min_tokens_and_ignore_eos(server):
 
 
 def test_forced_call(server):
-    """A random model under a named choice: the call is begun for it, and what it writes is its arguments."""
-    body = server.post(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}, max_tokens=16).json()
+    """A random model under a named choice writes the call that its grammar leaves it, behind a thought."""
+    body = server.post(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}, max_tokens=60,
+                       thinking_token_budget=5).json()
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f", body
 
 
@@ -181,25 +182,57 @@ def test_bad_input(server):
                              ("/v1/chat/completions", {"max_tokens": CONTEXT + 1}, str(CONTEXT)),
                              ("/v1/completions", {"prompt": "word " * 5000}, "maximum context length"),
                              ("/v1/chat/completions", {"messages": []}, "messages"),
-                             ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format")):
+                             ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format.type")):
         response = server.post(path, **body)
         assert response.status_code == 400 and word in response.json()["error"]["message"], response.text
     assert server.post().status_code == 200
 
 
-def test_the_engine_dies(server):
-    """Who waits is told, and the server ends at once with a line that says why; a supervisor can start it again."""
+def ask_and_kill(server):
+    """The rest of a stream whose engine is killed."""
     with httpx.stream("POST", server.url("/v1/chat/completions"), timeout=30, json={
             "model": "llm", "stream": True, "max_tokens": 3000, "ignore_eos": True,
             "messages": [{"role": "user", "content": "go"}]}) as response:
         lines = response.iter_lines()
         next(lines)
         os.kill(engine_pid(server), signal.SIGKILL)
-        rest = list(lines)
-    errors = [line for line in rest if '"error"' in line]
-    assert errors and "data: [DONE]" in rest, rest[-5:]
+        return [line for line in lines if line]
+
+
+def metric(server, name):
+    return sum(float(line.split()[-1]) for line in server.get("/metrics").text.splitlines()
+               if re.match(rf"{name}[ {{]", line))
+
+
+def test_the_engine_dies(server):
+    """Who waits is told; the next one waits for another engine, and whoever asks for its health hears of it."""
+    first, generated = engine_pid(server), metric(server, "vllm:generation_tokens_total")
+    rest = ask_and_kill(server)
+    error = json.loads(rest[-2].removeprefix("data: "))["error"]
+    assert error["code"] == "engine_lost" and error["type"] == "server_error" and rest[-1] == "data: [DONE]", rest[-5:]
+    assert re.search(r"on request chatcmpl-\w{32}: the engine process .*was killed by signal 9", error["message"])
+    health = server.get("/health")
+    assert health.status_code == 503 and "being started again" in health.json()["error"]["message"], health.text
+    assert server.get("/v1/models").status_code == 200
+    answer = server.post(max_tokens=5, ignore_eos=True)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
+    assert server.get("/health").status_code == 200
+    assert engine_pid(server) != first and not Path(f"/proc/{first}").exists()
+    assert metric(server, "vllm:engine_restarts_total") == 1
+    assert metric(server, "vllm:num_requests_running") == 0, "of the engine that was killed"
+    deadline = time.monotonic() + 10
+    while metric(server, "vllm:generation_tokens_total") <= generated:      # Counted by the next engine as well.
+        assert time.monotonic() < deadline, f"{generated} before"
+        time.sleep(0.1)
+
+
+def test_the_engine_dies_once_more_than_it_may(server):
+    """The server ends with a line that says why; a supervisor can start it again."""
+    rest = ask_and_kill(server)
+    assert "engine_lost" in rest[-2] and rest[-1] == "data: [DONE]", rest[-5:]
     assert server.end() == 1
-    # Python's own resource tracker may complain, after us, about what the killed process left.
+    # Python's own tracker may complain, after us, about what the killed process left.
     last = [line for line in server.output().splitlines()[-5:] if line.startswith("vllm: error: ")]
-    reason = "the engine is gone: the engine process .*was killed by signal 9"
+    reason = (r"the engine is gone: the engine process .*was killed by signal 9.*"
+              "it has been started again 1 times within 3600 s$")
     assert last and re.search(reason, last[0]), server.output()[-2000:]

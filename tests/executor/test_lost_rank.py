@@ -113,9 +113,9 @@ class TestMonitor:
 
     def test_a_rank_that_ends(self, world):
         (_, second), monitor, told = world()
-        second.process.terminate()
+        os.kill(second.process.pid, signal.SIGABRT)
         until(lambda: told, 5, "nothing was reported")
-        assert told == [f"rank 2 (process {second.process.pid}) was killed by signal 15"]
+        assert told == [f"rank 2 (process {second.process.pid}) was killed by signal 6"]
         assert ranks.how_it_ended(3) == "ended with exit code 3"
 
     def test_a_rank_that_raises(self, world, monkeypatch):
@@ -149,10 +149,12 @@ class TestMonitor:
         monitor.join(5)
         assert told == [] and monitor.loss(0) is None
 
-    def test_a_ctrl_c_in_the_terminal_is_not_theirs(self, world):
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_what_the_server_is_told_is_not_for_them(self, world, number):
+        """Ctrl-C in the terminal, and what a supervisor sends to all processes of a service."""
         workers, monitor, told = world()
         assert workers[0].execute_method("answer").get() == 1
-        os.kill(workers[0].process.pid, signal.SIGINT)
+        os.kill(workers[0].process.pid, number)
         assert workers[0].execute_method("answer").get() == 1 and not told
 
 
@@ -310,7 +312,7 @@ async def test_while_idle(config, monkeypatch):
 async def test_an_engine_that_is_stuck_is_ended_with_its_ranks(config, monkeypatch):
     """The server ends while a rank is stopped: the first one, inside a collective, cannot be asked."""
     in_rank(1, monkeypatch, "execute_model", stop, at=6)
-    monkeypatch.setattr(engine_client, "_END_PATIENCE", 1.0)
+    monkeypatch.setattr(engine_client, "END_PATIENCE", 1.0)
     async with engine_client.in_own_process(*config) as engine:
         (process, ) = multiprocessing.active_children()
         (rank, ) = children(process.pid)
@@ -336,8 +338,12 @@ class TestServer:
         server.process.kill()
 
     def test_a_rank_that_is_killed(self, server):
+        """Both requests are told, the next one is answered by other ranks, and of the lost ones nothing is left. Then
+        the end, as a supervisor asks for it: of all processes at a time."""
         engine = int(re.findall(r"engine process (\d+)", server.output())[-1])
         (rank, ) = children(engine)
+        shared = set(re.findall(r"psm_\w+", Path(f"/proc/{engine}/maps").read_text()))
+        assert shared and all(Path("/dev/shm", name).exists() for name in shared)
         body = {"max_tokens": 2000, "ignore_eos": True}
         answers = {}
 
@@ -355,12 +361,27 @@ class TestServer:
             killed = time.monotonic()
             events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         whole.join(20)
-        assert server.end() == 1 and time.monotonic() - killed < 20
-        assert json.loads(events[-2])["error"]["type"] == "server_error" and events[-1] == "[DONE]", events[-3:]
-        assert answers["whole"].status_code == 500
-        assert answers["whole"].json()["error"]["type"] == "server_error"
-        errors = [line for line in server.output().splitlines() if line.startswith("vllm: error: ")]
-        assert len(errors) == 1 and re.fullmatch("vllm: error: the engine is gone: " + KILLED, errors[0]), errors
+        assert time.monotonic() - killed < 20
+        errors = [json.loads(events[-2])["error"], answers["whole"].json()["error"]]
+        assert events[-1] == "[DONE]" and answers["whole"].status_code == 500
+        for error in errors:
+            assert (error["type"], error["code"]) == ("server_error", "engine_lost")
+            assert re.search(KILLED, error["message"]) and "chatcmpl-" in error["message"], error
+        assert server.get("/health").status_code == 503
+        assert server.post().status_code == 200 and server.get("/health").status_code == 200
         assert not alive(rank) and not alive(engine)
-        with pytest.raises(httpx.ConnectError):
-            server.get("/health")
+        assert not any(Path("/dev/shm", name).exists() for name in shared), "shared memory is left"
+        assert not [line for line in server.output().splitlines() if line.startswith("vllm: error: ")]
+
+        engine = int(re.findall(r"engine process (\d+)", server.output())[-1])
+        everybody = [server.process.pid, engine, *children(engine)]
+        with httpx.stream("POST", server.url("/v1/chat/completions"), json={**chat, "max_tokens": 300},
+                          timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            for pid in everybody:
+                os.kill(pid, signal.SIGTERM)
+            events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length" and events[-1] == "[DONE]", events[-3:]
+        assert server.end() == 0
+        assert not any(map(alive, everybody))

@@ -214,8 +214,9 @@ def gathered(chunks: list[dict], index: int = 0) -> dict:
 
 
 def comparable(choice: dict) -> dict:
-    """A choice without what differs by chance (ids) or by form (null and empty content)."""
-    message = {name: value for name, value in choice["message"].items() if name != "tool_calls"}
+    """A choice without what differs by chance (ids) or by form (null and empty content, what is always there)."""
+    message = {name: value for name, value in choice["message"].items()
+               if name not in ("tool_calls", "refusal", "annotations")}
     message["content"] = message["content"] or ""
     message["tool_calls"] = [(one["type"], one["function"]["name"], one["function"]["arguments"])
                              for one in choice["message"].get("tool_calls", [])]

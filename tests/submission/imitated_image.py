@@ -1,8 +1,8 @@
 """A scratch root that looks like the platform's base image, and the steps of a Dockerfile run in it.
 
 A step sees the scratch root and nothing else: its own mount, process and network namespace, chroot, the host's programs
-and libraries mounted read-only. There is a Python 3.10 without site packages, vLLM's tree at the vendor's place, a
-dozen programs (no git, no curl, no compiler), and no network.
+and libraries mounted read-only. There is a Python 3.10 whose site packages are pip alone, vLLM's tree at the vendor's
+place, a dozen programs (no git, no curl, no compiler), and no network.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -57,14 +58,15 @@ _HOST = "host/usr/bin"
 # chroot lies where only root looks.
 _HOST_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
-# $1: the root, then pairs of a folder of the host and its place in the root, then --, then what to run in the root.
+# $1: the root, then triples of a folder of the host, its place in the root and ro or rw, then --, then what to run in
+# the root.
 _ENTER = r"""
 root=$1; shift
 while [ "$1" != -- ]; do
     mount --bind "$1" "$root/$2"
     # A bind mount becomes read-only in a second step. Without privileges, the flags that the host has set must stay.
-    mount -o remount,bind,ro "$root/$2" 2>/dev/null || mount -o remount,bind,ro,nosuid,nodev "$root/$2"
-    shift 2
+    [ "$3" = rw ] || mount -o remount,bind,ro "$root/$2" 2>/dev/null || mount -o remount,bind,ro,nosuid,nodev "$root/$2"
+    shift 3
 done
 shift
 "$@"
@@ -129,6 +131,11 @@ class Image:
         """The vLLM of the image, from outside."""
         return self.root / COREX / PACKAGES / "vllm"
 
+    @property
+    def site(self) -> Path:
+        """The site packages of its Python, from outside."""
+        return self.root / "site"
+
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """One command in the image."""
         settings = [f"{name}={value}" for name, value in {**self.environment, **environment}.items()]
@@ -142,7 +149,8 @@ class Image:
 
     def _enter(self, inner: list[str]) -> subprocess.CompletedProcess[str]:
         identity = [] if os.getuid() == 0 else ["--map-root-user"]
-        binds = [word for source, place in self._binds() for word in (source, place)]
+        site = [(str(self.site), str(path)[1:], "rw") for path in self.python.site]
+        binds = [word for bind in [*((*bind, "ro") for bind in self._binds()), *site] for word in bind]
         command = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", *identity, "sh", "-ec", _ENTER, "sh"]
         return subprocess.run(
             [*command, str(self.root), *binds, "--", *inner],
@@ -153,7 +161,6 @@ class Image:
         )
 
     def _binds(self) -> list[tuple[str, str]]:
-        empty = str(self.root / "empty")
         binds = [("/usr/bin", _HOST), ("/dev/null", "dev/null")]
         binds += [(f"/usr/{name}", f"usr/{name}") for name in _LIBRARIES if Path("/usr", name).is_dir()]
         binds += [
@@ -161,7 +168,6 @@ class Image:
         ]
         if self.python.prefix != Path("/usr"):
             binds += [(f"{self.python.prefix}/{name}", f"{self.python.prefix}/{name}"[1:]) for name in ("bin", "lib")]
-        binds += [(empty, str(path)[1:]) for path in self.python.site]
         return binds + [(str(self.root / place.lstrip("/")), place.lstrip("/")) for place in self.read_only]
 
 
@@ -170,7 +176,7 @@ def make_image(root: Path, stock: Path) -> Image:
     if missing := [name for name in ("unshare", "mount", "chroot") if not shutil.which(name, path=_HOST_PATH)]:
         raise Unavailable(f"no {' and no '.join(missing)} here (Debian: util-linux, coreutils)")
     image = Image(root, find_python())
-    for place in ("dev", "tmp", "root", "empty", "usr/bin", "usr/local/bin", "opt/python/bin", f"{COREX}/{PACKAGES}"):
+    for place in ("dev", "tmp", "root", "site", "usr/bin", "usr/local/bin", "opt/python/bin", f"{COREX}/{PACKAGES}"):
         (root / place).mkdir(parents=True, exist_ok=True)
     for name in _LIBRARIES:
         if Path("/", name).is_symlink():
@@ -185,6 +191,11 @@ def make_image(root: Path, stock: Path) -> Image:
         (root / "usr/bin" / name).symlink_to(f"/{_HOST}/{name}")
     (root / "opt/python/bin/python3").symlink_to(image.python.prefix / "bin/python3.10")
     (root / "usr/local/corex").symlink_to("corex-3.2.3")
+    pip = sorted(image.python.prefix.glob("lib/python3.10/ensurepip/_bundled/pip-*.whl"))
+    if not pip:
+        raise Unavailable(f"the Python 3.10 of {image.python.prefix} brings no pip along")
+    with zipfile.ZipFile(pip[-1]) as wheel:
+        wheel.extractall(image.site)
     shutil.copytree(stock, image.tree)
     done = image.run("python3", "-c", "import sys; print(sys.version_info[:2])")
     if (done.returncode, done.stdout) != (0, "(3, 10)\n"):

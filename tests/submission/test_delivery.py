@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ NEEDED = (
     "requirements/setup.sh",
     "requirements/serve.sh",
     "requirements/serve.txt",
+    "requirements/wheels/SHA256SUMS",
     "requirements/torch_without_cuda/TorchConfig.cmake",
     "worklogs/make_demo_checkpoint.py",
     "worklogs/make_tokenizer.py",
@@ -73,7 +75,8 @@ def test_wildcards_of_dockerignore(tmp_path: Path) -> None:
 
 
 def test_no_crlf_is_delivered() -> None:
-    found = [name for name in delivered(REPOSITORY) if b"\r\n" in (REPOSITORY / name).read_bytes()]
+    text = [name for name in delivered(REPOSITORY) if not name.endswith(".whl")]
+    found = [name for name in text if b"\r\n" in (REPOSITORY / name).read_bytes()]
     assert found == []
 
 
@@ -178,3 +181,20 @@ def test_image_for_everybody() -> None:
     command = json.loads(health.partition("CMD ")[2])
     compile(command[2], "HEALTHCHECK", "exec")
     assert command[0] == environment["PYTHON"] and "/health" in command[2]
+
+
+def test_the_wheel_is_the_locked_one() -> None:
+    """One version for the image, for everybody on the CPU, and for the torch 2.1 environment; its license beside it."""
+    folder = REPOSITORY / "requirements/wheels"
+    sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.whl")}
+    for name, digest in sums.items():
+        package, version, *tags = name.removesuffix(".whl").split("-")
+        assert tags == ["cp39", "abi3", "manylinux_2_31_x86_64"], "the image has Python 3.10 and glibc 2.31"
+        for lock in ("serve", "torch21"):
+            assert f"{package}=={version}" in (folder.parent / f"{lock}.in").read_text(), lock
+            locked = (folder.parent / f"{lock}.txt").read_text()
+            entry = locked.partition(f"{package}=={version} ")[2].partition("==")[0]
+            assert f"sha256:{digest}" in entry, lock
+        assert "MIT License" in (folder / f"LICENSE-{package}").read_text()
+        assert f"`{name}`" in (folder / "README.md").read_text()

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def test_build(tree: Path, clone: Path, new_image: Callable[[Path], Image]) -> N
     assert_found_from_the_workspace(image)
     assert_named_files_exist(image)
     assert_read_only(image)
+    assert_keeps_to_grammars(image, clone, image.site)
 
     built = snapshot(image.tree)
     build(image, clone)
@@ -44,6 +46,40 @@ def test_build(tree: Path, clone: Path, new_image: Callable[[Path], Image]) -> N
     done = image.run("bash", "./patch_ops.sh", "revert")
     assert done.returncode == 0, done
     assert differences(before, snapshot(image.tree)) == [], "revert did not bring stock back"
+
+
+def test_an_image_without_pip(stock: Path, clone: Path, new_image) -> None:
+    image = new_image(stock)
+    shutil.rmtree(image.site)
+    image.site.mkdir()
+    build(image, clone)
+    assert "No module named pip" in image.printed
+    assert_keeps_to_grammars(image, clone, image.tree.parent)
+
+
+def test_a_wheel_that_is_not_the_one(stock: Path, clone: Path, scratch: Path, new_image) -> None:
+    image = new_image(stock)
+    clone = shutil.copytree(clone, scratch / "clone")
+    wheel, = (clone / "requirements/wheels").glob("*.whl")
+    data = bytearray(wheel.read_bytes())
+    data[len(data) // 2] ^= 1
+    wheel.write_bytes(data)
+    with pytest.raises(StepFailed) as failed:
+        build(image, clone)
+    assert f"{wheel.name}: FAILED" in failed.value.stdout and "llguidance" in failed.value.step.rest
+    assert sorted(path.name.partition("-")[0] for path in image.site.iterdir()) == ["pip", "pip"]
+
+
+@pytest.mark.parametrize("file", ["prepare.py", "completions.py", "fastpath.py"])
+def test_an_endpoint_without_the_large_output_path(file, stock: Path, clone: Path, scratch: Path, new_image) -> None:
+    image = new_image(stock)
+    clone = shutil.copytree(clone, scratch / "clone")
+    source = clone / "vllm_overrides/overlay/serving" / file
+    source.write_text(source.read_text().replace("_fastpath(", "_path(").replace("VLLM_BASIC_FASTPATH", "FASTPATH"))
+    with pytest.raises(StepFailed) as failed:
+        build(image, clone)
+    (line,) = failed.value.stderr.splitlines()
+    assert line.startswith("refused: the large-output path (VLLM_BASIC_FASTPATH) is not in both endpoints: "), line
 
 
 def test_same_tree_twice_on_the_path_and_a_strict_shell(stock: Path, clone: Path, new_image) -> None:
@@ -204,13 +240,15 @@ def assert_bare(image: Image) -> None:
     )
     done = image.run("python3", "-c", code)
     assert done.stdout.splitlines() == ["[]", "Network is unreachable"], done
-    for program in ("git", "curl", "gcc", "pip"):
+    for program in ("git", "curl", "gcc"):
         assert image.run("sh", "-c", f"command -v {program}").returncode != 0, f"{program} is there"
 
 
 def assert_read_only(image: Image) -> None:
-    """A step can write in the scratch root only: all that comes from the host, and the repository, is read-only."""
-    mounts = image.mounts()
+    """A step can write in the scratch root only, of which its site packages are a part: all that comes from the host,
+    and the repository, is read-only."""
+    site = {f"{image.root}{path}" for path in image.python.site}
+    mounts = [line for line in image.mounts() if line.split()[4] not in site]
     assert len(mounts) >= 5, mounts
     assert [line for line in mounts if "ro" not in line.split()[5].split(",")] == []
     for place in ("/host/usr/bin/x", "/usr/lib/x", "/workspace/x", f"{image.python.prefix}/lib/x"):
@@ -224,6 +262,24 @@ def assert_found_from_the_workspace(image: Image) -> None:
     code = "import importlib.util, os; print(os.path.realpath(importlib.util.find_spec('vllm').origin))"
     done = image.run("python3", "-B", "-c", code)
     assert done.stdout == f"/{COREX}/{PACKAGES}/vllm/__init__.py\n", done
+
+
+def assert_keeps_to_grammars(image: Image, clone: Path, folder: Path) -> None:
+    """The wheel lies in the folder, byte for byte, and works with nothing but Python beside it."""
+    wheel, = (clone / "requirements/wheels").glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        for name in packed.namelist():
+            if not name.endswith(("/", "/RECORD")):
+                assert (folder / name).read_bytes() == packed.read(name), name
+    code = (
+        "import llguidance as l, sys\n"
+        "m = l.LLMatcher(l.LLTokenizer('byte'), l.LLMatcher.grammar_from_json_schema('{\"type\": \"integer\"}'))\n"
+        "loaded = [name for name in ('torch', 'numpy') if name in sys.modules]\n"
+        "print(m.try_consume_tokens(list(b'12x')), m.is_accepting(), loaded)\n"
+    )
+    done = image.run("python3", "-B", "-c", code)
+    assert done.stdout == "2 True []\n", done
+    assert "structured output by llguidance@" in image.printed
 
 
 def assert_named_files_exist(image: Image) -> None:

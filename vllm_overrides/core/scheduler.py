@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 from vllm.core import scheduler_stock as _stock
+from vllm.overlay.engine.large_output import LargeOutputs
 from vllm.overlay.hybrid.slots import SlotTable
 from vllm.overlay.hybrid.state_orders import ZERO
 from vllm.overlay.pictures.book import PictureBook
@@ -35,6 +36,7 @@ class Scheduler(_stock.Scheduler):
         # Set by the engine of a model that takes pictures.
         self.pictures: PictureBook | None = None
         self._preempted = False
+        self._large_outputs = LargeOutputs()
 
     def _make_prefix_cache(self, num_slots: int) -> PrefixCache | None:
         """Returns None where prompts are not cut, and where there is state but no room for checkpoints of it."""
@@ -53,6 +55,8 @@ class Scheduler(_stock.Scheduler):
     def schedule(self) -> tuple[list[SequenceGroupMetadata], _stock.SchedulerOutputs, bool]:
         self.step_succeeded()
         self._preempted = False
+        if self.scheduler_config.policy != "priority":
+            self._large_outputs.arrange(self)
         metadata, outputs, allow_async = super().schedule()
         for group in metadata:
             if group.is_prompt:
@@ -167,6 +171,18 @@ class Scheduler(_stock.Scheduler):
             self.slots.allocate(seq.seq_id, *init)
         if seq_group.num_cached_tokens is None:
             seq_group.num_cached_tokens = 0
+
+    def displace(self, seq_group: SequenceGroup) -> None:
+        """Preempts a running group, as stock does when memory runs out; it waits, last, to be computed again."""
+        if self.use_async_output_proc:
+            # What the last step has made of it is taken up first; it may be finished by that.
+            self.output_proc_callback(request_id=seq_group.request_id)
+        self.running.remove(seq_group)
+        if seq_group.is_finished():
+            self._free_finished_seq_group(seq_group)
+            return
+        self._preempt(seq_group, [])
+        self.waiting.append(seq_group)
 
     def _preempt(self, seq_group: SequenceGroup, *args: Any, **kwargs: Any) -> _stock.PreemptionMode:
         self._preempted = True

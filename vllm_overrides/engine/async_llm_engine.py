@@ -1,16 +1,38 @@
-"""The asynchronous engine in the server's own process: a failed step reaches the requests that were in it."""
+"""The asynchronous engine in the server's own process: a failed step reaches the requests that were in it, and nobody
+makes logits processors of outlines."""
+import asyncio
 from typing import Any
 
 from vllm.engine import async_llm_engine_stock as _stock
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
 from vllm.overlay.engine.step_failure import StepFailed
+from vllm.overlay.rebind import rebind
+from vllm.sampling_params import SamplingParams
 from vllm.utils import weak_bind
+
+# As in the synchronous engine.
+_PATIENCE_S = 0.005
+
+
+async def build_guided_decoding_logits_processor_async(sampling_params: SamplingParams, *_: Any,
+                                                       **__: Any) -> SamplingParams:
+    """Stock makes a logits processor here, which cannot go along with a sequence; ours is the engine's business."""
+    return sampling_params
+
+
+rebind(_stock, "build_guided_decoding_logits_processor_async", build_guided_decoding_logits_processor_async)
 
 
 class _AsyncLLMEngine(_stock._AsyncLLMEngine):
     """Stock's, over our LLMEngine."""
 
+    def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int) -> bool:
+        return bool(self.grammars) or super().has_unfinished_requests_for_virtual_engine(virtual_engine)
+
     async def step_async(self, virtual_engine: int) -> list[RequestOutput | EmbeddingRequestOutput]:
+        if self._add_compiled():
+            await asyncio.sleep(_PATIENCE_S)
+            return []
         self._before_step(virtual_engine)
         try:
             return await super().step_async(virtual_engine)

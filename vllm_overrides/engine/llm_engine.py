@@ -1,5 +1,5 @@
-"""The engine: stock's, with recurrent state planned, several samples as several requests, and a failed step
-survived."""
+"""The engine: stock's, with recurrent state planned, several samples as several requests, grammars compiled beside it,
+and a failed step survived."""
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -8,7 +8,8 @@ from vllm.engine import llm_engine_stock as _stock
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.fanout import FanOut, FanOuts
-from vllm.overlay.engine.step_failure import StepFailed, abandon_step, can_go_on, recompute_step
+from vllm.overlay.engine.step_failure import Refused, StepFailed, abandon_step, can_go_on, recompute_step
+from vllm.overlay.grammar.waiting import Grammars
 from vllm.overlay.hybrid import CheckpointError
 from vllm.overlay.hybrid.plan import plan_slots
 from vllm.overlay.pictures.book import PictureBook
@@ -19,6 +20,9 @@ from vllm.overlay.prefix_cache.stats import total
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.sequence import SequenceGroup
+
+# An engine that has only grammars to wait for looks for new requests so often.
+_PATIENCE_S = 0.005
 
 
 class LLMEngine(_stock.LLMEngine):
@@ -42,6 +46,7 @@ class LLMEngine(_stock.LLMEngine):
             scheduler.cache_stats.slot_bytes = slot_bytes
             if self.picture_settings is not None:
                 scheduler.pictures = PictureBook()
+        self.grammars = Grammars(self)
 
     def _add_processed_request(self, request_id: str, processed_inputs: Any, params: SamplingParams | PoolingParams,
                                *args: Any, **kwargs: Any) -> None:
@@ -51,6 +56,11 @@ class LLMEngine(_stock.LLMEngine):
             pictures = read_pictures(processed_inputs, self.picture_settings, limit)
             # Stock's own way, which maps what it finds in multi_modal_data anew in every step, is not taken.
             processed_inputs = {**processed_inputs, "multi_modal_data": None, "pictures": pictures}
+        self.grammars.hold(request_id, params,
+                           lambda params: self._add_samples(request_id, processed_inputs, params, *args, **kwargs))
+
+    def _add_samples(self, request_id: str, processed_inputs: Any, params: SamplingParams | PoolingParams,
+                     *args: Any, **kwargs: Any) -> None:
         if not isinstance(params, SamplingParams) or params.n == 1:
             super()._add_processed_request(request_id, processed_inputs, params, *args, **kwargs)
             return
@@ -67,17 +77,19 @@ class LLMEngine(_stock.LLMEngine):
     def _create_sequence_group_with_sampling(self, request_id: str, seq: Any, sampling_params: SamplingParams,
                                              *args: Any, **kwargs: Any) -> SequenceGroup:
         # Stock turns the list into a logits processor and forgets it.
-        allowed = set(sampling_params.allowed_token_ids or ())
+        allowed = None if sampling_params.allowed_token_ids is None else set(sampling_params.allowed_token_ids)
         group = super()._create_sequence_group_with_sampling(request_id, seq, sampling_params, *args, **kwargs)
         params = group.sampling_params
         if allowed and params.min_tokens and allowed <= params.all_stop_token_ids:
             raise ValueError("allowed_token_ids holds only tokens that end the answer, which min_tokens forbids")
+        self.grammars.follow(params, allowed)
         group.fanout = self.fanouts.of_child(request_id)
         return group
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Aborts requests, with all their samples. Unknown ids are ignored."""
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        self.grammars.drop(ids)
         super().abort_request(ids + [child for one in ids for child in self.fanouts.drop(one)])
 
     def _process_model_outputs(self, ctx: _stock.SchedulerContext, request_id: str | None = None) -> None:
@@ -97,14 +109,27 @@ class LLMEngine(_stock.LLMEngine):
 
     def _fail_nonfinite(self, outputs: Sequence[Any], scheduled_seq_groups: Sequence[Any]) -> None:
         for failure in nonfinite.take_out(self, outputs, scheduled_seq_groups):
-            if self.on_step_failure is None:
-                self._failures.append(failure)
-            else:
-                self.on_step_failure(failure)
+            self._report(failure)
+
+    def _report(self, failure: StepFailed) -> None:
+        if self.on_step_failure is None:
+            self._failures.append(failure)
+        else:
+            self.on_step_failure(failure)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything to do or to raise."""
-        return bool(self._failures) or super().has_unfinished_requests()
+        """Whether `step` has anything to do, to raise or to wait for."""
+        return bool(self._failures) or bool(self.grammars) or super().has_unfinished_requests()
+
+    def _add_compiled(self) -> bool:
+        """Adds the requests whose grammar is ready. Returns whether there is nothing to compute until more are."""
+        for request_id, add in self.grammars.due():
+            try:
+                add()
+            except ValueError as error:
+                self.abort_request(request_id)
+                self._report(Refused(str(error), [request_id]))
+        return bool(self.grammars) and not super().has_unfinished_requests()
 
     def step(self) -> list[RequestOutput | EmbeddingRequestOutput]:
         """Stock's step.
@@ -115,6 +140,9 @@ class LLMEngine(_stock.LLMEngine):
             NonFiniteLogits: a request failed alone in an earlier step, whose other outputs were returned; nothing was
             computed now.
         """
+        if self._add_compiled():
+            self.grammars.wait(_PATIENCE_S)
+            return []
         if self._failures:
             raise self._failures.popleft()
         self._before_step(0)

@@ -11,6 +11,7 @@ from vllm.model_executor.layers.sampler import SamplerOutput
 from vllm.model_executor.sampling_metadata import SamplingMetadata
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.seeded import generators_in_use, put_back
+from vllm.overlay.grammar import step as grammar_step
 from vllm.overlay.hybrid import CheckpointError, StatePool, StateStep, StepOrders, set_state_step
 from vllm.overlay.pictures.orders import PictureOrders
 from vllm.overlay.pictures.picture_step import set_picture_step
@@ -134,6 +135,7 @@ class ModelRunner(_stock.ModelRunner):
             self.pictures.end(orders)
         _one_output_per_group(outputs, model_input.sampling_metadata)
         nonfinite.mark(outputs, model_input.sampling_metadata, step)
+        grammar_step.mark(outputs, model_input.sampling_metadata)
         return outputs
 
     def _on_all_ranks(self, here: Sequence[bool]) -> list[bool]:

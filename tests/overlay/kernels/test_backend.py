@@ -13,7 +13,7 @@ from vllm.overlay.kernels import backend
 from vllm.overlay.runtime.announced import announced
 
 OPS = ["gated_delta_rule", "causal_conv1d", "int8_weights", "moe", "paged_attention", "norms", "rope", "sampling",
-       "vision_attention"]
+       "token_mask", "vision_attention"]
 VARIABLE = "VLLM_OVERLAY_KERNELS_NORMS"
 
 

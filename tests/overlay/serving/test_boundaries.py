@@ -63,7 +63,7 @@ def test_every_end_of_a_turn():
 @pytest.mark.parametrize(("fields", "behind"), [
     ({"enable_thinking": False}, "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
     ({"enable_thinking": True}, "<|im_start|>assistant\n<think>\n"),
-    ({"tool_choice": "required"}, "<|im_start|>assistant\n<think>\n\n</think>\n\n<tool_call>\n<function="),
+    ({"tool_choice": "required"}, "<|im_start|>assistant\n<think>\n"),
 ])
 def test_the_last_one_is_before_the_generation_prompt(fields, behind):
     prompt = rendered(LOOP, tools=TOOLS, **fields)

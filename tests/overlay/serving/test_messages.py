@@ -61,6 +61,12 @@ def test_thought_in_the_history():
     assert "reasoning_content" not in assistant(content="x", reasoning_content="")
 
 
+def test_a_refusal_in_the_history_is_what_was_said():
+    assert assistant(content=None, refusal="I will not.") == {"role": "assistant", "content": "I will not."}
+    assert assistant(content="x", refusal=None)["content"] == "x"
+    assert assistant(content=[{"type": "refusal", "refusal": "No."}])["content"] == "No."
+
+
 def test_tool_results():
     got, _ = normalise_messages([{"role": "tool", "tool_call_id": "c1", "content": "ok"},
                               {"role": "tool", "content": None},

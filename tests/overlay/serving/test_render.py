@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_engine import FakeEngine, application, ids, tokenizer
-from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.normalise import normalise_chat
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse.markers import END_THINK
 from vllm.overlay.serving.render import Renderer, ends_in_thought, well_formed
 from vllm.overlay.serving.respond import ChatMessage
@@ -63,7 +64,7 @@ async def test_a_turn_and_its_answer_begin_the_next_prompt(case):
     request = normalise_chat(body)
     prompt = await service.renderer.chat(request)
     choice = service.chat_choice(0, request, prompt, [])
-    message = ChatMessage("reasoning_content", "assistant")
+    message = ChatMessage("assistant", "reasoning_content", request.tools)
     message.add(choice.feed(ids(answer + "<|im_end|>"), None, "stop", None).events)
     sent = [*body["messages"], message.body(), {"role": "tool", "tool_call_id": "c", "content": "done"}]
     following = await service.renderer.chat(normalise_chat({**body, "messages": sent}))
@@ -86,26 +87,13 @@ def test_unpaired_surrogates_are_replaced_and_pairs_are_kept():
     assert well_formed("日本 🎉") == "日本 🎉"
 
 
-@pytest.mark.parametrize(("thinking", "choice", "end"), [
-    (None, "required", "<think>\n\n</think>\n\n<tool_call>\n<function="),
-    (True, {"type": "function", "function": {"name": "edit"}},
-     "<think>\n\n</think>\n\n<tool_call>\n<function=edit>\n"),
-    (True, "auto", "<think>\n"),
-])
-async def test_forced_calls_are_begun_in_the_prompt(thinking, choice, end):
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": choice,
-            "enable_thinking": thinking}
-    prompt = await Renderer(tokenizer(), None).chat(normalise_chat(body))
-    assert prompt.text.endswith("<|im_start|>assistant\n" + end)
-    assert (prompt.opened_call is not None, prompt.in_thought) == (choice != "auto", choice == "auto")
-
-
-async def test_the_prompt_does_not_depend_on_whether_tools_may_be_called():
-    """An agent that forbids calls for one turn keeps its cached prefix."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
-    prompts = [await Renderer(tokenizer(), None).chat(normalise_chat({**body, "tool_choice": choice}))
-               for choice in ("none", "auto")]
-    assert prompts[0] == prompts[1]
+@pytest.mark.parametrize("thinking", [None, False])
+async def test_the_prompt_does_not_depend_on_whether_tools_may_or_must_be_called(thinking):
+    """An agent that forbids calls for one turn, or forces one, keeps its cached prefix, and the model its thought."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "enable_thinking": thinking}
+    first, *others = [await Renderer(tokenizer(), None).chat(normalise_chat({**body, "tool_choice": choice}))
+                      for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "edit"}})]
+    assert others == [first] * 3 and first.in_thought == (thinking is None)
 
 
 async def test_long_prompts_are_cut_from_the_left():

@@ -1,5 +1,5 @@
 """Steps that produce no token: every rank knows it, and none computes or exchanges logits. And logits are looked at,
-for every model, before masks and penalties touch them."""
+for every model, before masks and penalties touch them; what a grammar forbids is taken out of them last."""
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from vllm.model_executor.layers import logits_processor_stock as _stock
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.sampling_metadata import SamplingMetadata
 from vllm.overlay.engine import nonfinite
+from vllm.overlay.grammar import step
 from vllm.overlay.rebind import rebind
 
 _stock_apply = _stock._apply_logits_processors
@@ -16,7 +17,9 @@ _stock_apply = _stock._apply_logits_processors
 
 def _apply_logits_processors(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> torch.Tensor:
     nonfinite.watch(logits, sampling_metadata)
-    return _stock_apply(logits, sampling_metadata)
+    logits = _stock_apply(logits, sampling_metadata)
+    step.constrain(logits, sampling_metadata)
+    return logits
 
 
 rebind(_stock, "_apply_logits_processors", _apply_logits_processors)

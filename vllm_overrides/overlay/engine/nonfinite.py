@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vllm.logger import init_logger
-from vllm.overlay.engine.step_failure import NonFiniteLogits
+from vllm.overlay.engine.step_failure import NonFiniteLogits, StepFailed
 from vllm.overlay.hybrid import StateStep
 from vllm.sequence import CompletionSequenceGroupOutput
 
@@ -26,9 +26,10 @@ logger = init_logger(__name__)
 
 class FailedOutput(CompletionSequenceGroupOutput):
     """In the place of a group's output: it has no samples. reason: what the client is told. slot: of its state, or
-    None."""
+    None. failure: the class of the error, a StepFailed."""
     reason: str = ""
     slot: int | None = None
+    failure: Any = NonFiniteLogits
 
 
 def watch(logits: torch.Tensor, sampling_metadata: Any) -> None:
@@ -97,24 +98,25 @@ def _where(engine: Any, slot: int) -> str:
     return f"first seen in the recurrent state of layer {layer}" + (f", rank {rank}" if len(found) > 1 else "")
 
 
-def take_out(engine: Any, outputs: Sequence[Any], scheduled_groups: Sequence[Any]) -> list[NonFiniteLogits]:
+def take_out(engine: Any, outputs: Sequence[Any], scheduled_groups: Sequence[Any]) -> list[StepFailed]:
     """Takes requests with a FailedOutput out of the engine, with all their samples, and returns an error for each.
 
     outputs: of one step, before the engine has processed them; asked a second time about a step it finds nothing to do.
-    What these requests have computed, or read from the prefix cache, is not used again: the fault may have come from
-    there.
+    What requests with bad logits have computed, or read from the prefix cache, is not used again: the fault may have
+    come from there. Who could not be kept to a grammar has computed as well as anybody.
     """
-    failed: dict[str, NonFiniteLogits] = {}
+    failed: dict[str, StepFailed] = {}
     aborted = []
     for output, scheduled in zip(outputs[0].outputs if outputs else (), scheduled_groups, strict=False):
         group = scheduled.seq_group
         if isinstance(output, FailedOutput) and not group.is_finished():
             request_id = engine.fanouts.parent_id(group.request_id)
             where = "" if output.slot is None else f" ({_where(engine, output.slot)})"
-            failed.setdefault(request_id, NonFiniteLogits(output.reason + where, [request_id]))
+            failed.setdefault(request_id, output.failure(output.reason + where, [request_id]))
             aborted.append(group.request_id)
-            for scheduler in engine.scheduler:
-                scheduler.distrust(group)
+            if output.failure is NonFiniteLogits:
+                for scheduler in engine.scheduler:
+                    scheduler.distrust(group)
     if failed:
         engine.abort_request([*aborted, *failed])
     for request_id, failure in failed.items():

@@ -201,10 +201,9 @@ def _state(pid: int | None) -> str:
 
 def _in_rank(worker_factory: Callable[[], Any], started_by_main_thread: bool) -> Any:
     """Runs in the rank's process, before the worker is made."""
-    # A Ctrl-C in the terminal reaches every process; the first rank decides what it means. Handlers of the engine's
-    # process, which a fork brings along, would wait for the end of a collective.
+    # A Ctrl-C in the terminal, and a supervisor's SIGTERM, may reach every process; the server decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
     if started_by_main_thread:

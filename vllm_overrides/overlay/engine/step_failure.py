@@ -25,6 +25,11 @@ class NonFiniteLogits(StepFailed):
     """Reported to a request whose logits cannot be sampled; the rest of its step went on. See `nonfinite`."""
 
 
+class Refused(StepFailed, ValueError):
+    """Reported to a request that cannot be served as it was asked for: its grammar cannot be compiled, or not be kept
+    to."""
+
+
 def can_go_on(engine: Any, virtual_engine: int) -> bool:
     """Returns whether it can be told who was in the step that raised, and whether the workers are still where the
     engine thinks.

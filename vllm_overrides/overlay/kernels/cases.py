@@ -19,6 +19,7 @@ from vllm.overlay.kernels import (
     paged_attention,
     rope,
     sampling,
+    token_mask,
     vision_attention,
 )
 from vllm.overlay.kernels.backend import Backends
@@ -289,6 +290,21 @@ def _run_filters(module: ModuleType, inputs: Inputs) -> Outputs:
     }
 
 
+def _masks(vocab: int, words: int, rows: list[int]) -> Callable[[torch.Generator, torch.dtype], Inputs]:
+
+    def build(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
+        mask = torch.randint(-2**31, 2**31, (len(rows), words), generator=gen).int()
+        mask[:, ::3] = 0
+        return {"logits": _normal(gen, dtype, max(rows) + 2, vocab), "mask": mask, "rows": rows}
+
+    return build
+
+
+def _run_masks(module: ModuleType, inputs: Inputs) -> Outputs:
+    module.apply_token_mask(**inputs)
+    return {"logits": inputs["logits"].clamp_min(-1e4)}
+
+
 def _one(function: str, output: str) -> Callable[[ModuleType, Inputs], Outputs]:
     return lambda module, inputs: {output: getattr(module, function)(**inputs)}
 
@@ -357,4 +373,8 @@ def all_cases() -> list[Case]:
         Case("sampling", "real vocabulary", sampling.backends, _filters(248320, False), _run_filters, filters,
              (torch.float32, )),
         Case("sampling", "many ties", sampling.backends, _filters(500, True), _run_filters, filters, (torch.float32, )),
+        Case("token_mask", "real vocabulary", token_mask.backends, _masks(248320, 7760, [0, 3]), _run_masks,
+             {"logits": EXACT}),
+        Case("token_mask", "masks of another width", token_mask.backends, _masks(77, 2, [5, 0, 1, 2]), _run_masks,
+             {"logits": EXACT}),
     ]

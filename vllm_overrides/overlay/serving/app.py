@@ -6,14 +6,13 @@ import asyncio
 import functools
 import importlib
 import inspect
-import json
 from argparse import Namespace
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
+from starlette._utils import get_route_path
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,86 +22,81 @@ import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
 from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
 from vllm.entrypoints.openai.serving_engine import BaseModelPath
-from vllm.logger import init_logger
 from vllm.overlay.serving import models, tokens
 from vllm.overlay.serving.answer import failure
+from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
 from vllm.overlay.serving.auth import ApiKeys
-from vllm.overlay.serving.chat import ChatAnswer
-from vllm.overlay.serving.completions import CompletionAnswer, completion_answer
-from vllm.overlay.serving.connection import ClientGone, EventStream, while_connected
-from vllm.overlay.serving.errors import INVALID_REQUEST, SERVER_ERROR, RequestError, error_body
+from vllm.overlay.serving.completions import completion_answer
+from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
+from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, new_id, serve, service_of
+from vllm.overlay.serving.limits import Admission, Limits
+from vllm.overlay.serving.request_log import log_refusal
+from vllm.overlay.serving.responses.answer import input_tokens, responses_answer
 from vllm.overlay.serving.service import Service
-from vllm.tracing import extract_trace_headers
 from vllm.version import __version__
 
-logger = init_logger(__name__)
 router = APIRouter()
 # Served with --enable-reset-prefix-cache only.
 reset_router = APIRouter()
-# nginx's number for a client that left before its answer; nobody reads it.
-_CLIENT_GONE = 499
-
-Answerer = Callable[..., Coroutine[Any, Any, ChatAnswer | CompletionAnswer]]
-
-
-def service_of(request: Request) -> Service:
-    """The Service that the application serves."""
-    return request.app.state.service
-
-
-async def json_body(request: Request) -> Any:
-    """The request's JSON body, whatever Content-Type says. Raises RequestError for what is not JSON."""
-    raw = await request.body()
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from None
-
-
-async def _serve(request: Request, answerer: Answerer) -> Response:
-    traced = await service_of(request).engine.is_tracing_enabled()
-    headers = extract_trace_headers(request.headers) if traced else None
-    try:
-        # Making pictures ready takes seconds. No name holds the body: it may be large, and the answer takes longer.
-        answer = await while_connected(answerer(await json_body(request), headers), request.receive)
-    except ClientGone:
-        return Response(status_code=_CLIENT_GONE)
-    if answer.options.stream:
-        return EventStream(answer.stream())
-    try:
-        return JSONResponse(await while_connected(answer.whole(), request.receive))
-    except ClientGone:
-        return Response(status_code=_CLIENT_GONE)
-    except Exception as error:
-        raise failure(error, answer.id) from error
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation."""
-    return await _serve(request, request.app.state.openai_serving_chat.answer)
+    return await serve(request, request.app.state.openai_serving_chat.answer)
 
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Continue a text."""
-    return await _serve(request, functools.partial(completion_answer, service_of(request)))
+    return await serve(request, functools.partial(completion_answer, service_of(request)))
 
 
-@router.get("/v1/models")
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """Continue a conversation, in OpenAI's newer form."""
+    return await serve(request, functools.partial(responses_answer, service_of(request)))
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """The length of a response's prompt."""
+    return JSONResponse(await input_tokens(service_of(request), await json_body(request)))
+
+
+@router.post("/v1/messages")
+async def create_message(request: Request) -> Response:
+    """Continue a conversation, in Anthropic's form."""
+    return await serve(request, functools.partial(messages_answer, service_of(request)))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_message_tokens(request: Request) -> Response:
+    """The length of a message's prompt."""
+    return JSONResponse(await count_tokens(service_of(request), await json_body(request)))
+
+
+@router.post("/v1/chat/completions/render")
+async def render_chat_completion(request: Request) -> Response:
+    """What a chat request's generation would begin with."""
+    return JSONResponse(await tokens.render(service_of(request), await json_body(request)))
+
+
+@router.api_route("/v1/models", methods=["GET", "HEAD"])
 async def list_models(request: Request) -> Response:
     """The names that this server's one model is served under."""
     return JSONResponse(models.listing(service_of(request).settings))
 
 
-@router.get("/v1/models/{name:path}")
+@router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
 async def get_model(request: Request, name: str) -> Response:
     """One of them."""
     service_of(request).check_model(name)
     return JSONResponse(models.card(service_of(request).settings, name))
 
 
-@router.get("/version")
+@router.api_route("/version", methods=["GET", "HEAD"])
 async def version() -> Response:
     """The version of the vLLM underneath."""
     return JSONResponse({"version": __version__})
@@ -110,7 +104,7 @@ async def version() -> Response:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
-    """200 while the engine lives. The server listens only after it has produced a token, so before that nobody can
+    """200 while there is an engine that has produced a token. The server listens only after that, so before nobody can
     ask."""
     failed = request.app.state.failed
     try:
@@ -139,7 +133,9 @@ async def detokenize(request: Request) -> Response:
 @reset_router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget every prefix that was computed; requests under way go on. 200 when it is done."""
-    await service_of(request).engine.reset_prefix_cache()
+    service = service_of(request)
+    await service.available()
+    await service.engine.reset_prefix_cache()
     return Response(status_code=200)
 
 
@@ -152,6 +148,8 @@ def build_app(args: Namespace) -> FastAPI:
     if args.enable_reset_prefix_cache:
         app.include_router(reset_router)
     app.root_path = args.root_path or ""
+    app.state.limits = Limits.of(args)
+    app.state.admission = Admission(app.state.limits)
     api_server_stock.mount_metrics(app)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
@@ -160,7 +158,7 @@ def build_app(args: Namespace) -> FastAPI:
     app.add_exception_handler(Exception, _on_exception)
     for path in args.middleware:
         _add_middleware(app, path)
-    keys = [key for key in (envs.VLLM_API_KEY, args.api_key) if key]
+    keys = [key for key in (envs.VLLM_API_KEY, *(args.api_key or ())) if key]
     if keys:
         app.add_middleware(ApiKeys, keys=keys)
     app.add_middleware(CORSMiddleware, allow_origins=args.allowed_origins, allow_credentials=args.allow_credentials,
@@ -196,30 +194,36 @@ def _add_middleware(app: FastAPI, path: str) -> None:
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    logger.info("%d for %s %s: %.300s", error.status, request.method, request.url.path, error.message)
-    return JSONResponse(error.body(), status_code=error.status)
+    log_refusal(request.method, request.url.path, error.status, error.message, code=error.code, param=error.param,
+                id=error.request_id)
+    return error_response(get_route_path(request.scope), error)
 
 
 async def _on_client_gone(_: Request, _error: Exception) -> Response:
     """A client that left while it sent its body: no fault of the server's, so nothing is logged."""
-    return Response(status_code=_CLIENT_GONE)
+    return Response(status_code=CLIENT_GONE)
 
 
-async def _on_validation_error(_: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(step) for step in first["loc"] if step != "body") or None
-    return JSONResponse(error_body(f"{param or 'body'}: {first['msg']}", param=param, code="invalid_value"),
-                        status_code=400)
+    return await _on_request_error(request, RequestError(f"{param or 'body'}: {first['msg']}", param=param))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(error_body(message, INVALID_REQUEST, code=None), status_code=error.status_code,
-                        headers=error.headers)
+    path = get_route_path(request.scope)
+    why = str(error.detail)
+    if error.status_code == 404:
+        # What is there is said, for a base URL that is a little wrong, and for APIs that need another kind of model.
+        why = f"there is no such route; this server generates text at {', '.join(GENERATING)}."
+    told = RequestError(f"{request.method} {path}: {why}", code="unknown_url" if error.status_code == 404 else None,
+                        status=error.status_code)
+    told.headers = dict(error.headers or {})
+    return error_response(path, told)
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    wrapped = failure(error, f"{request.method} {request.url.path}")
-    return JSONResponse(wrapped.body(), status_code=wrapped.status)
+    path = get_route_path(request.scope)
+    return error_response(path, failure(error, new_id()))

@@ -6,10 +6,13 @@ import hmac
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Send
 
-from vllm.overlay.serving.errors import error_body
+from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.handling import error_response
+
+_GUARDED = ("/v1", "/reset_prefix_cache")
 
 
 class ApiKeys:
@@ -22,18 +25,17 @@ class ApiKeys:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass on, or answer 401."""
-        asks = scope["type"] == "http" and scope["method"] != "OPTIONS"
-        if asks and self._guarded(scope) and not self._allowed(scope):
-            body = error_body("Invalid or missing API key.", "authentication_error", code="invalid_api_key")
-            await JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        path = get_route_path(scope) if scope["type"] == "http" else ""
+        if path.startswith(_GUARDED) and scope["method"] != "OPTIONS" and not self._allowed(scope):
+            error = RequestError("Invalid or missing API key.", code="invalid_api_key", status=401,
+                                 kind="authentication_error")
+            error.headers = {"WWW-Authenticate": "Bearer"}
+            await error_response(path, error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _guarded(self, scope: MutableMapping[str, Any]) -> bool:
-        root = scope.get("root_path", "")
-        path = scope["path"]
-        return (path[len(root):] if root and path.startswith(root) else path).startswith(("/v1", "/reset_prefix_cache"))
-
     def _allowed(self, scope: MutableMapping[str, Any]) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return any(hmac.compare_digest(given, key) for key in self._expected)
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        # As Anthropic's clients send it.
+        given += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
+        return any(hmac.compare_digest(one, key) for one in given for key in self._expected)

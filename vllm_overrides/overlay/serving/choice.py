@@ -18,6 +18,7 @@ class PlainParser:
     """Stands in for OutputParser where all text is content (/v1/completions)."""
 
     thinking = False
+    in_content = True
     sealed = False
     calls = 0
 
@@ -32,11 +33,13 @@ class PlainParser:
 
 @dataclass
 class Step:
-    """What one output of the engine added. tokens and logprobs: those that belong to the answer."""
+    """What one output of the engine added. tokens and logprobs: those that belong to the answer. visible: which of
+    them are of its content, not of a thought, a call or its end."""
 
     events: list[Event]
     tokens: list[int]
     logprobs: list[Mapping[int, Any] | None] = field(default_factory=list)
+    visible: list[bool] = field(default_factory=list)
 
 
 class Choice:
@@ -55,6 +58,8 @@ class Choice:
         self._min_tokens = min_tokens
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        # Of all tokens together, where the engine was asked for it.
+        self.logprob = 0.0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -82,10 +87,14 @@ class Choice:
         step.tokens.append(token)
         step.logprobs.append(logprobs)
         self.completion_tokens += 1
+        if logprobs is not None:
+            self.logprob += logprobs[token].logprob
         self.reasoning_tokens += self._parser.thinking
+        before = self._parser.in_content
         if not silent:
             events = self._parser.feed(self._detokeniser.push(token), token)
             step.events += self._stops.feed(events, armed=self.completion_tokens >= self._min_tokens)
+        step.visible.append(before and self._parser.in_content and not silent)
         if self._stops.matched is not None:
             self.finish_reason, self.stop_reason = "tool_calls" if self._parser.calls else "stop", self._stops.matched
         elif self._parser.sealed:

@@ -19,18 +19,26 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more; its work has been cancelled."""
 
 
-async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """The result of ``work``, which is cancelled as soon as the client disconnects (then ClientGone is raised).
+class TimeIsUp(Exception):
+    """The work was not done in time, and has been cancelled."""
+
+
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive, until: float | None = None) -> T:
+    """The result of ``work``, which is cancelled as soon as the client disconnects (then ClientGone is raised), or at
+    ``until``, a time of the event loop (then TimeIsUp is).
 
     receive is the ASGI receive channel of a request whose body has been read: all that can come is the disconnect.
     """
+    left = None if until is None else max(until - asyncio.get_running_loop().time(), 0)
     working = asyncio.ensure_future(work)
     listening = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, listening}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        if listening.done():
+            raise ClientGone
+        raise TimeIsUp
     finally:
         for task in (working, listening):
             task.cancel()
@@ -52,17 +60,23 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None] | None = None) -> None:
+        """on_end: called when the stream is over, however it ends."""
         self.status_code = 200
         self.background = None
         self._events = events
+        self._on_end = on_end
         # Proxies (nginx) would otherwise gather events.
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Send the events; raises nothing when the client leaves."""
-        with contextlib.suppress(ClientGone, OSError):
-            await while_connected(self._write(send), receive)
+        try:
+            with contextlib.suppress(ClientGone, OSError):
+                await while_connected(self._write(send), receive)
+        finally:
+            if self._on_end is not None:
+                self._on_end()
 
     async def _write(self, send: Send) -> None:
         try:

@@ -29,6 +29,8 @@ class TokenBytes:
         if not is_byte_level(tokenizer):
             raise ValueError("the tokenizer is not byte-level")
         self._tokenizer = tokenizer
+        # A tokenizer that is not vLLM's own counts anew whenever it is asked.
+        self._size = len(tokenizer)
         self._added = {i: str(token).encode() for i, token in tokenizer.added_tokens_decoder.items()}
         self._byte_of = _byte_of_letter()
         self._cache: dict[int, bytes] = {}
@@ -40,14 +42,22 @@ class TokenBytes:
             cached = self._cache[token] = self._look_up(token)
         return cached
 
+    def first(self, count: int) -> list[bytes]:
+        """The bytes of the tokens 0 to count - 1, faster than one by one."""
+        words = self._tokenizer.convert_ids_to_tokens(list(range(min(count, self._size))))
+        found = [self._added[token] if token in self._added else self._of_word(word) for token, word in enumerate(words)]
+        return found + [b""] * (count - len(found))
+
     def _look_up(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token]
-        # A token string out of the byte alphabet stands for itself; so the tokenizer's own decoder has it.
-        word: str | None = self._tokenizer.convert_ids_to_tokens(token) if token < len(self._tokenizer) else None
+        return self._of_word(self._tokenizer.convert_ids_to_tokens(token) if token < self._size else None)
+
+    def _of_word(self, word: str | None) -> bytes:
         if word is None:
             return b""
         letters = [self._byte_of.get(letter) for letter in word]
+        # A token string out of the byte alphabet stands for itself; so the tokenizer's own decoder has it.
         return word.encode() if None in letters else bytes(letters)  # type: ignore[arg-type]
 
 

@@ -3,100 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import glob
-import logging
 import os
-import signal
 import tempfile
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
+from functools import partial
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.overlay.engine import ranks
-from vllm.overlay.plan.memory import PlanError
+from vllm.overlay.serving import leftovers
+from vllm.overlay.serving.engine_process import END, END_PATIENCE, log_failure, run_engine
 from vllm.overlay.serving.errors import StartError, one_line
+from vllm.overlay.serving.restarts import EngineLost, RestartPolicy, Restarts
 
 logger = init_logger(__name__)
 
-# Longest wait for an engine process that was told to end, in seconds.
-_END_PATIENCE = 10.0
 # How often the client is asked whether it has given the engine up, in seconds.
 _LOOK_S = 0.5
 
 
 @dataclass
 class Engine:
-    """client: an EngineClient. failed: set, with the reason, when the engine's process ends while it is needed."""
+    """client: an EngineClient. failed: set, with the reason, when there is no engine any more and will be none. settle:
+    called when the server is ready."""
 
     client: Any
     failed: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_path: str, report: Connection) -> None:
-    """Main of the engine's process. Sends the reason through ``report`` when it cannot start, and exits with 1.
-
-    engine_config: the server's, so that the two cannot disagree; None = to be made of engine_args once more.
-    """
-    from vllm.engine.multiprocessing.engine import MQLLMEngine
-
-    def end_at_once(reason: str) -> None:
-        # The main thread may be inside a collective or a kernel that never returns.
-        try:
-            report.send(reason)
-        finally:
-            os._exit(1)
-
-    ranks.on_loss(end_at_once)
-    # The server decides when the engine ends: a Ctrl-C in the terminal reaches both, and the server still has answers
-    # to finish.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    if engine_config is not None:
-        # For a model that stock describes, making another takes as long as importing vLLM.
-        engine_args.create_engine_config = lambda: engine_config
-    try:
-        engine = MQLLMEngine.from_engine_args(engine_args=engine_args, usage_context=usage_context, ipc_path=ipc_path)
-    except KeyboardInterrupt:
-        raise SystemExit(0) from None
-    except Exception as error:
-        _log_failure(error)
-        report.send(one_line(error))
-        raise SystemExit(1) from None
-    engine.on_stuck = end_at_once
-    engine.start()
-    # It returns only when it has failed; a wanted end interrupts it.
-    failure = getattr(engine, "_errored_with", None)
-    if failure is not None:
-        report.send(one_line(failure))
-    raise SystemExit(1)
-
-
-def _log_failure(error: Exception) -> None:
-    """Where it happened; not of a refused memory plan, whose one line says all there is."""
-    level = logging.DEBUG if isinstance(error, PlanError) else logging.ERROR
-    logger.log(level, "the engine could not start", exc_info=error)
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt("the server ends the engine")
-
-
-def _end_with_parent() -> None:
-    """A server that was killed cannot end its engine, which would keep the memory for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-        # Python handles the signal when the main thread computes Python again, which a collective may prevent.
-        time.sleep(_END_PATIENCE)
-        os._exit(1)
+    settle: Callable[[], None] = lambda: None
 
 
 @asynccontextmanager
@@ -121,7 +59,7 @@ async def in_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engi
     try:
         engine.client = building.result()
     except Exception as error:
-        _log_failure(error)
+        log_failure(error)
         raise StartError(one_line(error)) from error
     watching = asyncio.ensure_future(_watch(engine))
     try:
@@ -146,15 +84,21 @@ def metrics_folder() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def in_own_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
-    """The engine in a process of its own. Raises StartError with the engine's own reason when it does not come up."""
+async def in_own_process(engine_args: Any, engine_config: Any, policy: RestartPolicy | None = None
+                         ) -> AsyncIterator[Engine]:
+    """The engine in a process of its own, which is started again when it is lost, as often as ``policy`` says.
+
+    Raises StartError with the engine's own reason when it does not come up.
+    """
     with metrics_folder():
-        async with _engine_process(engine_args, engine_config) as engine:
-            yield engine
+        async with Restarts(partial(_engine_process, engine_args, engine_config),
+                            policy or RestartPolicy()) as restarts:
+            yield Engine(restarts, restarts.failed, restarts.settle)
 
 
 @asynccontextmanager
 async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
+    """One process and its client; ``failed`` is set when it is lost. When this is left nothing of it is left."""
     from vllm.overlay.serving.patient_client import PatientClient
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils import get_open_zmq_ipc_path
@@ -170,7 +114,7 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
     report.close()
     logger.info("engine process %d", process.pid)
     ended = asyncio.ensure_future(_wait(process))
-    client = watching = None
+    client = watching = engine = None
     try:
         client = PatientClient(ipc_path, engine_config)
         await _connect(client, ended)
@@ -190,17 +134,25 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
         ended.cancel()
         if watching is not None:
             watching.cancel()
-        process.terminate()
+        lost = engine is not None and engine.failed.done()
+        if not lost and process.is_alive():
+            os.kill(process.pid, END)
         if client is not None:
             client.close()
-        await asyncio.get_running_loop().run_in_executor(None, process.join, _END_PATIENCE)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        # What an engine that was killed leaves behind: the files of its sockets.
-        for left in glob.glob(f"{ipc_path.removeprefix('ipc://')}_*"):
-            os.unlink(left)
-        _forget_metrics(process.pid)
+        await asyncio.get_running_loop().run_in_executor(None, _end, process, 0 if lost else END_PATIENCE)
+        leftovers.remove_sockets(ipc_path)
+        leftovers.settle_metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"), process.pid)
+        reports.close()
+
+
+def _end(process: Any, patience: float) -> None:
+    """The end of the engine's process, and of all that it has started. patience: how long it may take to end by itself,
+    in seconds."""
+    process.join(patience)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    leftovers.end_group(process.pid)
 
 
 def _fail(engine: Engine, reason: str) -> None:
@@ -208,7 +160,7 @@ def _fail(engine: Engine, reason: str) -> None:
     minute."""
     if not engine.failed.done():
         engine.failed.set_result(reason)
-    error = RuntimeError(f"the engine is gone: {reason}")
+    error = EngineLost(reason)
     for queue in tuple(getattr(engine.client, "output_queues", {}).values()):
         queue.put_nowait(error)
     # The streams of an engine in this process.
@@ -217,17 +169,22 @@ def _fail(engine: Engine, reason: str) -> None:
 
 
 def _exit_soon() -> None:
-    timer = threading.Timer(_END_PATIENCE, os._exit, [1])
+    timer = threading.Timer(END_PATIENCE, os._exit, [1])
     timer.daemon = True
     timer.start()
 
 
 async def _watch(engine: Engine) -> None:
     """Looks whether the client has given the engine up, which no process's end need show."""
-    while not engine.client.errored:
+    client = engine.client
+    # Without its loop nobody hears an output.
+    hearing = getattr(client, "output_loop", None)
+    while not client.errored and (hearing is None or not hearing.done()):
         await asyncio.sleep(_LOOK_S)
+    if not client.errored:
+        client._set_errored(hearing.exception() or RuntimeError("its outputs are not read any more"))
     # Stock's error about the dead engine speaks of a stack trace, and then repeats the cause.
-    _fail(engine, one_line(getattr(engine.client, "_errored_with", None) or engine.client.dead_error))
+    _fail(engine, one_line(getattr(client, "_errored_with", None) or client.dead_error))
 
 
 async def _wait(process: Any) -> None:
@@ -267,8 +224,3 @@ def _reason(reports: Connection, process: Any) -> str:
     process.join(1)
     return f"the engine process (rank 0) {ranks.how_it_ended(process.exitcode)}; its output above has the details"
 
-
-def _forget_metrics(pid: int | None) -> None:
-    from prometheus_client import multiprocess
-
-    multiprocess.mark_process_dead(pid)

@@ -28,10 +28,23 @@ class RequestError(Exception):
         self.code = code
         self.status = status
         self.kind = kind
+        self.request_id: str | None = None
+        self.headers: dict[str, str] = {}
 
     def body(self) -> dict[str, Any]:
         """The response's JSON object."""
         return error_body(self.message, self.kind, self.param, self.code)
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for an answer. Lengths in tokens; at_least: the prompt has more."""
+
+    def __init__(self, prompt_tokens: int, context: int, param: str, at_least: bool = False) -> None:
+        super().__init__(f"This model's maximum context length is {context} tokens, but the request's {param} hold "
+                         f"{'at least ' * at_least}{prompt_tokens} tokens, which leaves no room for an answer. "
+                         "Please shorten them.", param=param, code="context_length_exceeded")
+        self.prompt_tokens = prompt_tokens
+        self.context = context
 
 
 def missing(param: str) -> RequestError:

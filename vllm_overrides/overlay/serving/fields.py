@@ -59,7 +59,8 @@ def number(low: float | None = None, high: float | None = None) -> Check:
             raise RequestError(f"{path} must be a finite number.", param=path)
         _check_range(value, path, low, high)
         try:
-            return float(value)
+            # No -0.0, which compares as 0 and prints as something else.
+            return float(value) + 0.0
         except OverflowError:
             raise RequestError(f"{path} is too large a number.", param=path) from None
 
@@ -85,6 +86,17 @@ def flag(value: Any, path: str) -> bool:
     if not isinstance(value, bool):
         raise wrong_type(path, "a boolean", value)
     return value
+
+
+def one_of(*words: str) -> Check:
+    """One of a few strings."""
+
+    def check(value: Any, path: str) -> str:
+        if text(value, path) not in words:
+            raise RequestError(f"{path} must be {' or '.join(words)}, got {value!r:.40}.", param=path)
+        return value
+
+    return check
 
 
 def text(value: Any, path: str) -> str:

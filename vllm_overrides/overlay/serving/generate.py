@@ -12,14 +12,20 @@ from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.render import Prompt
 from vllm.sampling_params import SamplingParams
 
+# In place of a prompt's position.
+_BUDGET_OVER = -1
+
 
 async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[SamplingParams], request_id: str, *,
-                  priority: int = 0, trace_headers: Mapping[str, str] | None = None
-                  ) -> AsyncIterator[tuple[int, RequestOutput]]:
+                  priority: int = 0, trace_headers: Mapping[str, str] | None = None,
+                  ends: tuple[float, Exception] | None = None, budget_s: float | None = None
+                  ) -> AsyncIterator[tuple[int, RequestOutput | None]]:
     """(prompt's position, output), as they come, of all prompts at once.
 
-    engine: an EngineClient. Closing this generator aborts in the engine what is not finished. An exception of the
-    engine is raised here; a ValueError before the first output is its way to refuse a request, so a RequestError.
+    engine: an EngineClient. ends: at a time of the event loop, an exception is raised here. budget_s: seconds after
+    which an output None comes, and is the last. Closing this generator aborts in the engine what is not finished. An
+    exception of the engine is raised here; a ValueError before the first output is its way to refuse a request, so a
+    RequestError.
     """
     streams = [engine.generate(_engine_prompt(prompt), one, f"{request_id}-{i}", priority=priority,
                                trace_headers=trace_headers)
@@ -37,6 +43,12 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
             refused = isinstance(error, ValueError) and not begun
             queue.put_nowait((position, RequestError(str(error)) if refused else error))
 
+    loop = asyncio.get_running_loop()
+    timers = []
+    if ends is not None:
+        timers.append(loop.call_at(ends[0], queue.put_nowait, (0, ends[1])))
+    if budget_s is not None:
+        timers.append(loop.call_later(budget_s, queue.put_nowait, (_BUDGET_OVER, None)))
     tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
     try:
         running = len(tasks)
@@ -44,11 +56,16 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
             position, output = await queue.get()
             if isinstance(output, Exception):
                 raise output
+            if position == _BUDGET_OVER:
+                yield 0, None
+                return
             if output is None:
                 running -= 1
             else:
                 yield position, output
     finally:
+        for timer in timers:
+            timer.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,6 +20,10 @@ class TokenText:
         self._bytes = token_bytes
         self._as_ids = as_ids
 
+    def shown(self, as_ids: bool) -> TokenText:
+        """The same with ids, or without."""
+        return TokenText(self._tokenizer, self._bytes, as_ids)
+
     def raw(self, token: int) -> bytes:
         """The token's bytes."""
         if self._bytes is not None:

@@ -49,7 +49,10 @@ def _message(value: Any, path: str, pictures: list[PictureSource]) -> dict[str, 
         raise missing(f"{path}.role")
     if text(role, f"{path}.role") not in _ROLES:
         raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}; got {role!r:.40}.", param=f"{path}.role")
-    content, thought = _content(value.get("content"), f"{path}.content", role, pictures)
+    said = value.get("content")
+    if said is None and role == "assistant" and isinstance(value.get("refusal"), str):
+        said = value["refusal"]
+    content, thought = _content(said, f"{path}.content", role, pictures)
     message: dict[str, Any] = {"role": "tool" if role == "function" else role, "content": content}
     if role == "assistant":
         message.update(_assistant_extras(value, path, thought))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.overlay.serving.errors import RequestError
-
-_TOO_LONG = "context_length_exceeded"
+from vllm.overlay.serving.errors import PromptTooLong, RequestError
 
 
 def check_limit(max_tokens: int | None, context: int, param: str = "max_tokens") -> None:
@@ -23,7 +21,5 @@ def token_budget(prompt_tokens: int, max_tokens: int | None, context: int, param
     if prompt_tokens < 1:
         raise RequestError("The prompt is empty.", param=param)
     if room < 1:
-        raise RequestError(f"This model's maximum context length is {context} tokens, but the request's {param} hold "
-                           f"{prompt_tokens} tokens, which leaves no room for an answer. Please shorten them.",
-                           param=param, code=_TOO_LONG)
+        raise PromptTooLong(prompt_tokens, context, param)
     return room if max_tokens is None else min(max_tokens, room)

@@ -16,8 +16,10 @@ from vllm.overlay.pictures.picture import Picture
 from vllm.overlay.serving.boundaries import Ends, shifted, token_places, watched
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
-from vllm.overlay.serving.normalise import ChatRequest, Options
-from vllm.overlay.serving.parse.markers import CALL, END_THINK, THINK
+from vllm.overlay.serving.hopeless import refuse_hopeless
+from vllm.overlay.serving.normalise import ChatRequest
+from vllm.overlay.serving.options import Options
+from vllm.overlay.serving.parse.markers import END_THINK, THINK
 from vllm.overlay.serving.pictures.placeholders import Placeholders
 
 T = TypeVar("T")
@@ -26,16 +28,14 @@ _TURN, _END_TURN = "<|im_start|>", "<|im_end|>"
 
 @dataclass(frozen=True)
 class Prompt:
-    """text and token_ids: what the model reads. in_thought: it ends inside an open thought. opened_call: what it
-    holds behind a ``<tool_call>`` that it leaves open, None where it opens none. text has one placeholder for a
-    picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when they are
-    read. boundaries: how many tokens there are before each end of a message, ascending, none of 0 or of all tokens; of
-    a chat only."""
+    """text and token_ids: what the model reads. in_thought: it ends inside an open thought. text has one placeholder
+    for a picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when
+    they are read. boundaries: how many tokens there are before each end of a message, ascending, none of 0 or of all
+    tokens; of a chat only."""
 
     text: str
     token_ids: list[int]
     in_thought: bool = False
-    opened_call: str | None = None
     offsets: tuple[int, ...] = ()
     pictures: tuple[Picture, ...] = ()
     boundaries: tuple[int, ...] = ()
@@ -45,9 +45,11 @@ class Renderer:
     """Renders with one tokenizer and chat template. One thread: a fast tokenizer must not be used by two at a time."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None,
-                 find_boundaries: bool = False) -> None:
+                 context: int | None = None, find_boundaries: bool = False) -> None:
         """chat_template: Jinja source; None for the tokenizer's own. placeholders: None where the model takes no
-        pictures. find_boundaries: whether somebody wants to know Prompt.boundaries, which are empty otherwise."""
+        pictures. context: the longest prompt that is worth its time, in tokens. find_boundaries: whether somebody wants
+        to know Prompt.boundaries, which are empty otherwise."""
+        self._context = context
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._placeholders = placeholders
@@ -78,11 +80,9 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _chat(self, request: ChatRequest, picture_tokens: Sequence[int]) -> Prompt:
-        forced = request.tool_choice.forced and request.add_generation_prompt
         kwargs = dict(request.template_kwargs)
-        if request.thinking is not None or forced:
-            # Without a grammar a call can be forced only by beginning it in the prompt, where a thought has no place.
-            kwargs["enable_thinking"] = bool(request.thinking) and not forced
+        if request.thinking is not None:
+            kwargs["enable_thinking"] = request.thinking
         secret = Placeholders.secret()
         messages: Any = request.messages
         # Also where none may be called: another beginning of the prompt would lose every cached prefix.
@@ -111,13 +111,10 @@ class Renderer:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
         # A text that ends with the message to be continued was cut there.
         places = [place for place in ends.places if place <= len(text)]
-        opened_call = None
-        if forced:
-            opened_call = f"\n<function={request.tool_choice.name}>\n" if request.tool_choice.name else "\n<function="
-            text += CALL + opened_call
         if (proper := well_formed(text)) != text:
             places = [len(well_formed(text[:place])) for place in places]
             text = proper
+        self._refuse_hopeless(text, request.options, "messages")
         text, ids, places = self._tokenised(text, request.options, secret, places)
         offsets: tuple[int, ...] = ()
         if self._placeholders is not None:
@@ -125,13 +122,14 @@ class Renderer:
             places = shifted(places, offsets, picture_tokens)
         cut = len(ids)
         ids = _truncated(ids, request.options)
-        cut -= len(ids)
+        cut = 0 if request.options.truncate_right else cut - len(ids)
         boundaries = tuple(sorted({place - cut for place in places if 0 < place - cut < len(ids)}))
-        return Prompt(text, ids, ends_in_thought(text) and not forced, opened_call, offsets, boundaries=boundaries)
+        return Prompt(text, ids, ends_in_thought(text), offsets, boundaries=boundaries)
 
     def _completion(self, prompt: str | list[int], options: Options) -> Prompt:
         if isinstance(prompt, str):
             text = well_formed(prompt)
+            self._refuse_hopeless(text, options, "prompt")
             secret = Placeholders.secret()
             if self._placeholders is not None:
                 text = self._placeholders.guarded(text, secret)
@@ -143,6 +141,10 @@ class Renderer:
                 raise RequestError(f"prompt holds token {token}; the vocabulary has {size} tokens.", param="prompt")
         ids = _truncated(prompt, options)
         return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
+
+    def _refuse_hopeless(self, text: str, options: Options, param: str) -> None:
+        if self._context is not None and not options.truncate_prompt_tokens:
+            refuse_hopeless(self._tokenizer, text, self._context, param)
 
     def _tokenised(self, text: str, options: Options, secret: str,
                    places: Sequence[int] = ()) -> tuple[str, list[int], list[int]]:
@@ -164,7 +166,10 @@ class Renderer:
 
 
 def _truncated(ids: list[int], options: Options) -> list[int]:
-    return ids[-options.truncate_prompt_tokens:] if options.truncate_prompt_tokens else ids
+    most = options.truncate_prompt_tokens
+    if not most:
+        return ids
+    return ids[:most] if options.truncate_right else ids[-most:]
 
 
 def ends_in_thought(prompt: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.overlay.serving.errors import RequestError
-from vllm.overlay.serving.normalise import Options
+from vllm.overlay.serving.options import Options
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
@@ -33,7 +33,8 @@ def sampling_params(options: Options, defaults: Mapping[str, Any], max_tokens: i
         ignore_eos=options.ignore_eos,
         max_tokens=max_tokens,
         min_tokens=min(options.min_tokens, max_tokens),
-        logprobs=options.logprobs,
+        # The best answers are chosen by the probability of their tokens.
+        logprobs=0 if options.logprobs is None and options.best_of else options.logprobs,
         prompt_logprobs=options.prompt_logprobs,
         detokenize=False,
         skip_special_tokens=options.skip_special_tokens,
@@ -43,7 +44,7 @@ def sampling_params(options: Options, defaults: Mapping[str, Any], max_tokens: i
         **values,
     )
     # Set afterwards: stock refuses n > 1 with greedy sampling, where n equal answers are all the same a fair answer.
-    params.n = options.n
+    params.n = options.samples
     return params
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -26,9 +27,11 @@ from vllm.overlay.runtime.phases import Phases, process_began
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.boundaries import wants_boundaries
-from vllm.overlay.serving.errors import StartError, one_line
+from vllm.overlay.serving.errors import RequestError, StartError, one_line
+from vllm.overlay.serving.fastpath import FastPath
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
+from vllm.overlay.serving.restarts import RestartPolicy
 from vllm.overlay.serving.service import Service, Settings
 
 logger = init_logger(__name__)
@@ -167,12 +170,17 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
     print(start_line(deployed, choices), flush=True)
     phases.end("configuration")
     alone = args.disable_frontend_multiprocessing or MQLLMEngineClient.is_unsupported_config(engine_args)
-    start = engine_client.in_process if alone else engine_client.in_own_process
+    start = engine_client.in_process if alone else functools.partial(
+        engine_client.in_own_process, policy=RestartPolicy(args.engine_restarts, args.engine_restart_window,
+                                                           args.engine_restart_wait))
+    # While the engine starts; a copy of the first one takes longer.
+    second_tokenizer = loop.run_in_executor(None, load_tokenizer, config.model_config)
     with announced(choices):
         async with start(engine_args, config) as engine:
             phases.end("engine")
-            service = Service(engine.client, tokenizer, requests)
+            service = Service(engine.client, tokenizer, requests, await second_tokenizer)
             await _while_alive(engine, warm_up(service))
+            engine.settle()
             phases.end("first token")
             logger.info("Started in %s", phases.line())
             await _listen(args, sock, engine, service, config.model_config, uvicorn_options)
@@ -193,12 +201,15 @@ def settings(args: Namespace, config: Any) -> Settings:
         response_role=args.response_role,
         chat_template=read_template(args.chat_template),
         trust_request_template=args.trust_request_chat_template,
+        template_kwargs=template_kwargs(args.default_chat_template_kwargs),
         sampling_defaults=sampling_defaults(args.generation_config, model),
         tokens_as_ids=args.return_tokens_as_token_ids,
         log_requests=not args.disable_log_requests,
+        log_prompts=(args.max_log_len or sys.maxsize) if args.log_prompts else 0,
         priorities=config.scheduler_config.policy == "priority",
         pictures=picture_input(model, PictureLimits.of(args)),
         boundaries=wants_boundaries(model, config.cache_config),
+        fastpath=FastPath.of(),
     )
 
 
@@ -208,6 +219,17 @@ def read_template(source: str | None) -> str | None:
         return None if source is None else codecs.decode(source, "unicode_escape")
     with open(source, encoding="utf-8") as file:
         return file.read()
+
+
+def template_kwargs(given: str | None) -> dict[str, Any]:
+    """What --default-chat-template-kwargs says. Raises StartError where it is no JSON object."""
+    try:
+        read = json.loads(given) if given else {}
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise StartError(f"--default-chat-template-kwargs must be a JSON object, got {given!r:.80}")
+    return read
 
 
 def sampling_defaults(source: str, model_config: Any) -> dict[str, Any]:
@@ -254,6 +276,13 @@ async def warm_up(service: Service) -> None:
     except Exception as error:
         logger.exception("the first token could not be produced")
         raise StartError(f"the first token could not be produced: {one_line(error)}") from error
+    try:
+        # Both processes read the vocabulary for their grammars, which takes seconds.
+        answer = await completion_answer(service, {**request, "prompt": "Hello",
+                                                   "response_format": {"type": "json_object"}})
+        await answer.whole()
+    except RequestError as error:
+        logger.warning("Structured output is refused: %s", error)
 
 
 async def _while_alive(engine: engine_client.Engine, work: Any) -> Any:

@@ -8,12 +8,16 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.overlay.serving.choice import Choice, PlainParser
+from vllm.overlay.serving.constrain import Constrainer, Markers
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
 from vllm.overlay.serving.errors import RequestError, not_supported
+from vllm.overlay.serving.fastpath import FastPath
+from vllm.overlay.serving.lanes import Lanes
 from vllm.overlay.serving.logprobs import TokenText
-from vllm.overlay.serving.normalise import ChatRequest, Options
+from vllm.overlay.serving.normalise import ChatRequest
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS
-from vllm.overlay.serving.parse.markers import CALL, MarkerSplitter, marker_ids
+from vllm.overlay.serving.parse.markers import CALL, END_CALL, END_THINK, MarkerSplitter, marker_ids
 from vllm.overlay.serving.parse.output import OutputParser
 from vllm.overlay.serving.pictures.placeholders import Placeholders
 from vllm.overlay.serving.pictures.reader import PictureReader
@@ -26,8 +30,9 @@ logger = init_logger(__name__)
 @dataclass(frozen=True)
 class Settings:
     """What the command line decides about requests. reasoning_parser, tool_call_parser: names, None for none.
-    pictures: None where the model takes none. boundaries: whether the engine wants to know where messages end, to keep
-    the recurrent state of there."""
+    template_kwargs: of the chat template, for requests that are silent about them. log_prompts: characters of each
+    prompt that the log shows. pictures: None where the model takes none. boundaries: whether the engine wants to know
+    where messages end, to keep the recurrent state of there."""
 
     model_names: tuple[str, ...]
     model_path: str
@@ -40,19 +45,23 @@ class Settings:
     response_role: str = "assistant"
     chat_template: str | None = None
     trust_request_template: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     tokens_as_ids: bool = False
     log_requests: bool = True
+    log_prompts: int = 0
     priorities: bool = False
     pictures: PictureInput | None = None
     boundaries: bool = False
+    fastpath: FastPath = FastPath()
 
 
 class Service:
     """One served model. Makes a request's choices; knows nothing of HTTP."""
 
-    def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
-        """engine: an EngineClient; tokenizer: a transformers tokenizer."""
+    def __init__(self, engine: Any, tokenizer: Any, settings: Settings, second_tokenizer: Any = None) -> None:
+        """engine: an EngineClient; tokenizer: a transformers tokenizer; second_tokenizer: another copy of it, so that
+        short prompts need not wait for long ones."""
         self.engine = engine
         shown = settings.pictures
         if shown is not None and max(shown.marks) >= len(tokenizer):
@@ -61,9 +70,11 @@ class Service:
             shown = None
         self.settings = settings = replace(settings, pictures=shown)
         self.pictures = PictureReader(shown)
-        self.renderer = Renderer(tokenizer, settings.chat_template,
-                                 Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None,
-                                 find_boundaries=settings.boundaries)
+        short, *others = (
+            Renderer(one, settings.chat_template, Placeholders(one, shown.placeholder, shown.marks) if shown else None,
+                     settings.max_model_len, settings.boundaries)
+            for one in (tokenizer, second_tokenizer) if one is not None)
+        self.renderer = Lanes(short, others[0] if others else short)
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
@@ -72,11 +83,25 @@ class Service:
             settings.tool_call_parser or "", ())
         self._marker_ids = marker_ids(tokenizer.get_vocab(), self._markers)
         self._special = frozenset(tokenizer.all_special_ids)
+        token_of = {marker: token for token, marker in self._marker_ids.items()}
+        self.constrainer = Constrainer(tokenizer, Markers(token_of.get(END_THINK), token_of.get(CALL),
+                                                          token_of.get(END_CALL)))
+
+    async def available(self) -> None:
+        """Returns when there is an engine. Raises RequestError (503) when that takes too long."""
+        wait = getattr(self.engine, "available", None)
+        if wait is not None:
+            await wait()
 
     def close(self) -> None:
         """End the threads."""
         self.renderer.close()
+        self.constrainer.close()
         self.pictures.close()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own names of tokens."""
+        return self._tokenizer.convert_ids_to_tokens(list(token_ids))
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) for a model that is not served here."""
@@ -124,8 +149,8 @@ class Service:
             in_thought=prompt.in_thought,
             reasoning=bool(self.settings.reasoning_parser),
             schemas=request.tools.schemas if calls else None,
-            opened_call=prompt.opened_call,
-            one_call=not request.parallel_tool_calls or request.tool_choice.mode == "named",
+            one_call=not request.parallel_tool_calls or request.tool_choice.mode == "named"
+            or request.tools.legacy,
         )
         # Control tokens are read even where the tokenizer counts them as special and would leave them out.
         options = request.options

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form."""
+"""POST /tokenize, /detokenize and /v1/chat/completions/render, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Any
 
 from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import missing
-from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.lanes import off_loop
+from vllm.overlay.serving.normalise import normalise_chat
+from vllm.overlay.serving.options import Options
+from vllm.overlay.serving.prepare import rendered
 from vllm.overlay.serving.service import Service
 
 
 async def tokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "prompt"}`` or of a chat request: what generation would read. Raises RequestError."""
+    strings = isinstance(body, dict) and fields.read(body, {"return_token_strs": fields.flag})
     if isinstance(body, dict) and body.get("messages") is not None:
-        chat = normalise_chat({"model": service.settings.model_names[0], **body})
-        service.check_model(chat.model)
-        service.check_template(chat)
-        pictures = await service.pictures.measured(chat.pictures)
-        prompt = await service.renderer.chat(chat, [picture.tokens for picture in pictures])
+        chat = await off_loop(normalise_chat, {"model": service.settings.model_names[0], **body})
+        prompt, _ = await rendered(service, chat)
     else:
         found = fields.read(fields.mapping(body, "body"), {"model": fields.text, "add_special_tokens": fields.flag})
         service.check_model(found.get("model", service.settings.model_names[0]))
@@ -25,13 +26,22 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
             raise missing("prompt")
         options = Options(add_special_tokens=found.get("add_special_tokens", True))
         prompt = await service.renderer.completion(fields.text(body["prompt"], "prompt"), options)
-    return {"count": len(prompt.token_ids), "max_model_len": service.settings.max_model_len, "tokens": prompt.token_ids}
+    shown = {"token_strs": service.token_strings(prompt.token_ids)} if (
+        strings and strings.get("return_token_strs")) else {"token_strs": None}
+    return {"count": len(prompt.token_ids), "max_model_len": service.settings.max_model_len,
+            "tokens": prompt.token_ids, **shown}
+
+
+async def render(service: Service, body: Any) -> dict[str, Any]:
+    """The prompt of a chat request, as generation would read it. Raises RequestError."""
+    prompt, _ = await rendered(service, await off_loop(normalise_chat, body))
+    return {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
 
 
 async def detokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "tokens"}``. Raises RequestError."""
     checks = {"model": fields.text, "tokens": fields.list_of(fields.integer(0, service.vocab_size - 1))}
-    found = fields.read(fields.mapping(body, "body"), checks)
+    found = await off_loop(fields.read, fields.mapping(body, "body"), checks)
     service.check_model(found.get("model", service.settings.model_names[0]))
     if body.get("tokens") is None:
         raise missing("tokens")

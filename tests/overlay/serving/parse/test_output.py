@@ -146,11 +146,6 @@ CASES = {
     "no tools": (call("now"), {"schemas": None}, {"content": call("now")}),
     "thought opens a call without tools": ("a " + call("now"), {"schemas": None, "in_thought": True},
                                            {"thought": "a " + call("now")}),
-    "call begun by the prompt": ("<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-                                 "</function>\n</tool_call>", {"opened_call": "\n<function=get_weather>\n"},
-                                 {"calls": [WEATHER]}),
-    "name left to the model": ("now>\n</function>\n</tool_call>", {"opened_call": "\n<function="},
-                               {"calls": [("now", "{}")]}),
     "one call only": (call("now") + call("now"), {"one_call": True}, {"calls": [("now", "{}")]}),
     "one call of two functions": ("<tool_call>\n<function=now>\n</function>\n<function=now>\n</function>\n</tool_call>",
                                   {"one_call": True}, {"calls": [("now", "{}")]}),

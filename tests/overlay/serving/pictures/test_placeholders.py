@@ -10,7 +10,8 @@ import pytest
 from tests.helpers.fake_engine import ids, tokenizer
 from tests.helpers.picture_files import PAD, START, placeholders
 from vllm.overlay.serving.errors import RequestError
-from vllm.overlay.serving.normalise import Options, normalise_chat
+from vllm.overlay.serving.normalise import normalise_chat
+from vllm.overlay.serving.options import Options
 from vllm.overlay.serving.render import Renderer
 
 GOLDEN = Path(__file__).parents[3] / "chat_template" / "golden"

@@ -24,12 +24,10 @@ class OutputParser:
     """Fed one token's text at a time; gives the events that are certain. ``finish`` gives the rest."""
 
     def __init__(self, splitter: MarkerSplitter, *, in_thought: bool = False, reasoning: bool = True,
-                 schemas: Mapping[str, dict] | None = None, opened_call: str | None = None,
-                 one_call: bool = False) -> None:
+                 schemas: Mapping[str, dict] | None = None, one_call: bool = False) -> None:
         """in_thought: the prompt ends inside a thought. reasoning: thoughts are split off. schemas: of the tools that
-        may be called, by name; None where calls are not parsed. opened_call: what the prompt holds behind a
-        ``<tool_call>`` that it leaves open. one_call: the answer is over, and says so by ``sealed``, with its first
-        call."""
+        may be called, by name; None where calls are not parsed. one_call: the answer is over, and says so by
+        ``sealed``, with its first call."""
         self._splitter = splitter
         self._reasoning = reasoning
         self._schemas = schemas
@@ -41,16 +39,17 @@ class OutputParser:
         self._behind_thought = False
         self._behind_call = False
         self._block: CallParser | None = None
-        self._opening: list[Event] = []
         self.calls = 0
-        if opened_call is not None:
-            self._open_block()
-            self._opening = self._call_text(opened_call)
 
     @property
     def thinking(self) -> bool:
         """Whether the text now being fed is a thought."""
         return self._state == _THOUGHT
+
+    @property
+    def in_content(self) -> bool:
+        """Whether the text now being fed is content."""
+        return self._state == _CONTENT
 
     @property
     def sealed(self) -> bool:
@@ -76,7 +75,7 @@ class OutputParser:
         return merged(events)
 
     def _consume(self, spans: list[Span]) -> list[Event]:
-        events, self._opening = self._opening, []
+        events: list[Event] = []
         for span in spans:
             events += self._marker(span.text) if span.is_marker else self._text(span.text)
         return merged(events)

@@ -1,0 +1,240 @@
+"""Tool calls as rules of a Lark grammar: the format of Qwen3-Coder and later (`vllm.overlay.serving.parse.tool_calls`).
+
+A call is *typed* where its tool's schema can be written as rules: its parameters come in the schema's order, those
+that are required always, each with a value of its type. Otherwise it is *loose*: known parameters, any text. Strings
+stand as they are, between the tags; every other type stands as JSON. What a string may be is kept as far as raw text
+can be kept to it: enum, const, pattern, minLength, maxLength and the commonest formats.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.overlay.grammar.source import json_part, literal
+from vllm.overlay.serving.parse.arguments import value_types
+
+_END_VALUE = "\n</parameter>\n"
+# The shortest text up to a closing tag; there is no other way to say that a value does not hold one.
+_VALUE_RULE = r"value[lazy]: /(?s:.*)\n<\/parameter>\n/"
+_KEY_RULE = r"key: /[^<>\s](?:[^<>\n]{0,100}[^<>\s])?/"
+_NAME = re.compile(r"[^<>\s](?:[^<>\n]*[^<>\s])?")
+_LONGEST_NAME = 256
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+                          "$comment", "nullable"})
+_STRING_KEYWORDS = frozenset({"enum", "const", "pattern", "minLength", "maxLength", "format"})
+_DEPTH = 32
+_DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": rf"[A-Za-z0-9._%+-]{{1,64}}@{_LABEL}(\.{_LABEL})+",
+    "hostname": rf"{_LABEL}(\.{_LABEL})*",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+
+
+class Untypable(ValueError):
+    """A schema that cannot be written as rules; the message says what of it."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that may be called. schema: of its parameters."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+    @property
+    def callable(self) -> bool:
+        """Whether the format of a call can hold its name."""
+        return _fits(self.name)
+
+
+def calls_rules(tools: Sequence[Tool], typed: Iterable[str], *, opens: int, closes: int, one: bool) -> str:
+    """The rules of one or several calls; the first is ``calls``.
+
+    tools: those that may be called, at least one that is ``callable``. typed: names of those whose arguments follow
+    their schema. opens, closes: the tokens around a call. one: a single call, not several.
+
+    Raises:
+        Untypable: a typed tool's schema cannot be written as rules.
+    """
+    typed = frozenset(typed)
+    rules: list[str] = []
+    names = []
+    for i, tool in enumerate(tools):
+        if tool.callable:
+            body = _typed(tool.schema, f"f{i}", rules) if tool.name in typed else _loose(tool.schema)
+            rules.append(f"f{i}: {literal(tool.name + '>' + chr(10))} {body}")
+            names.append(f"f{i}")
+    return "\n".join([
+        "calls: call" if one else 'calls: call ("\\n" call)*',
+        f'call: <[{opens}]> "\\n<function=" ({" | ".join(names)}) "</function>\\n" <[{closes}]>',
+        *rules,
+        _VALUE_RULE,
+        _KEY_RULE,
+    ])
+
+
+def _fits(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and len(name) <= _LONGEST_NAME
+
+
+def _opening(key: str) -> str:
+    return literal(f"<parameter={key}>\n")
+
+
+def _loose(schema: Mapping[str, Any]) -> str:
+    properties = schema.get("properties")
+    known = [key for key in properties if _fits(key)] if isinstance(properties, Mapping) else []
+    if not known:
+        return '("<parameter=" key ">\\n" value)*'
+    return f"(({' | '.join(map(_opening, known))}) value)*"
+
+
+def _typed(schema: Mapping[str, Any], prefix: str, rules: list[str]) -> str:
+    """The parameters of a call, in the schema's order. prefix: of the names of rules that are added."""
+    schema = _without_ref(schema, schema)
+    for keyword in ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties",
+                    "propertyNames", "dependentRequired", "dependentSchemas"):
+        if schema.get(keyword):
+            raise Untypable(f"{keyword} beside the parameters")
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise Untypable("properties or required of a wrong type")
+    others = schema.get("additionalProperties")
+    unnamed = [key for key in required if key not in properties]
+    if unnamed and others is False:
+        raise Untypable(f"required parameters that it does not allow: {', '.join(map(str, unnamed))}")
+    written = []
+    for i, key in enumerate([*properties, *unnamed]):
+        if not isinstance(key, str) or not _fits(key):
+            raise Untypable(f"a parameter's name: {key!r:.60}")
+        about = properties.get(key, others if isinstance(others, Mapping) else {"type": "string"})
+        rules.append(f"{prefix}_{i}: {_opening(key)} ({_value(about, schema)})")
+        written.append(f"{prefix}_{i}" if key in required else f"{prefix}_{i}?")
+    if not properties and isinstance(others, Mapping) and others:
+        rules.append(f'{prefix}_any: "<parameter=" key ">\\n" ({_value(others, schema)})')
+        written.append(f"{prefix}_any*")
+    return " ".join(written) or '""'
+
+
+def _value(schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
+    """A parameter's value and the closing tag behind it."""
+    if depth > _DEPTH:
+        raise Untypable("references that go too deep")
+    if schema is False:
+        raise Untypable("a parameter that nothing satisfies")
+    if not isinstance(schema, Mapping):
+        return "value"
+    schema = _without_ref(schema, root)
+    types = value_types(schema, root)
+    if types is None:
+        return "value"
+    if "string" not in types:
+        return _json(schema, root)
+    branches = _branches(schema, root)
+    if branches is not None:
+        return " | ".join(dict.fromkeys(_value(branch, root, depth + 1) for branch in branches))
+    if types == {"string"}:
+        return _string(schema)
+    if isinstance(schema.get("enum"), list):
+        texts = [one for one in schema["enum"] if isinstance(one, str)]
+        others = [one for one in schema["enum"] if not isinstance(one, str)]
+        return f"{_string({'enum': texts})} | {_json({'enum': others}, root)}"
+    texts_only = _string({key: value for key, value in schema.items() if key in _STRING_KEYWORDS})
+    if texts_only == "value":
+        # Free text reads as any of the types.
+        return "value"
+    return f"{texts_only} | {_json({**schema, 'type': sorted(types - {'string'})}, root)}"
+
+
+def _branches(schema: Mapping[str, Any], root: Any) -> list[Any] | None:
+    """The alternatives of a schema that is nothing but alternatives, or None."""
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list) and not schema.keys() - _ANNOTATIONS - {keyword, "type"}:
+            branches = list(schema[keyword])
+            return [*branches, {"type": "null"}] if schema.get("nullable") is True else branches
+    if schema.get("nullable") is True:
+        return [{key: value for key, value in schema.items() if key != "nullable"}, {"type": "null"}]
+    return None
+
+
+def _json(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    whole = dict(schema)
+    if whole.get("nullable") is True and isinstance(whole.get("type"), str):
+        whole["type"] = [whole["type"], "null"]
+    try:
+        if '"$ref"' in json.dumps(whole):
+            whole |= {place: root[place] for place in ("$defs", "definitions") if place in root}
+        text = json.dumps(json_part(whole)["json_schema"], ensure_ascii=False)
+    except RecursionError:
+        raise Untypable("nested too deeply") from None
+    return f"%json {text} {literal(_END_VALUE)}"
+
+
+def _string(schema: Mapping[str, Any]) -> str:
+    texts = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
+    if texts is not None:
+        fitting = [one for one in texts if isinstance(one, str) and "</parameter>" not in one]
+        if not fitting:
+            raise Untypable("an enum or const without a text that a call can hold")
+        return " | ".join(literal(one + _END_VALUE) for one in fitting)
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        return _until_closed(_anchored(pattern))
+    named = _FORMATS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
+    if named is not None:
+        return _until_closed(named)
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not isinstance(least, int) or not isinstance(most, (int, type(None))):
+        raise Untypable("minLength or maxLength of a wrong type")
+    if not least and most is None:
+        return "value"
+    return _until_closed(f"(?s:.){{{least},{'' if most is None else most}}}")
+
+
+def _anchored(pattern: str) -> str:
+    """A JSON schema's pattern, which need only occur in the text, as an expression of the whole text."""
+    starts, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inside = pattern[starts:len(pattern) - ends]
+    if (starts or ends) and "|" in inside:
+        # It may bind weaker than the anchors.
+        raise Untypable("a pattern with anchors and alternatives")
+    return f"{'' if starts else '(?s:.*)'}(?:{inside}){'' if ends else '(?s:.*)'}"
+
+
+def _until_closed(expression: str) -> str:
+    from llguidance import regex_to_lark
+
+    # One expression, so that what belongs to the value is decided together with the tag behind it.
+    return f"/(?:{regex_to_lark(expression, 'dw')})" + r"\n<\/parameter>\n/"
+
+
+def _without_ref(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a local $ref leads to; siblings of a $ref other than annotations cannot be written."""
+    for _ in range(_DEPTH):
+        ref = schema.get("$ref")
+        if not isinstance(ref, str):
+            return schema
+        if schema.keys() - _ANNOTATIONS - {"$ref", "$defs", "definitions"}:
+            raise Untypable("keywords beside a $ref")
+        if not re.match(r"#/(\$defs|definitions)/", ref):
+            raise Untypable(f"the $ref {ref!r:.60}")
+        target: Any = root
+        for step in ref[2:].split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(step) if isinstance(target, Mapping) else None
+        if not isinstance(target, Mapping):
+            raise Untypable(f"the $ref {ref!r:.60}, which leads nowhere")
+        schema = target
+    raise Untypable("references that go too deep")

@@ -1,0 +1,125 @@
+"""Grammars -> matchers, in threads, so that a step never waits for one; the last grammars are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+logger = init_logger(__name__)
+T = TypeVar("T")
+
+# Grammars that are kept. One takes from 0.1 MB to some MB; what its lexer learns is shared by all who use it.
+_KEPT = 128
+# States that the lexer of one grammar may have, each of 1 to 2 KB.
+_MOST_STATES = 100_000
+# Two, so that one request with a huge grammar does not keep the others from theirs.
+_THREADS = 2
+# What most requests ask for, and what makes the library ready: compiled at the start.
+WARM = '{"grammars": [{"json_schema": {"type": "object"}}]}'
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled; the message is llguidance's."""
+
+
+class Template:
+    """A grammar that is compiled. ``copy`` makes a matcher of one sequence; what its lexer learns, all copies know."""
+
+    def __init__(self, grammar: str, matcher: LLMatcher) -> None:
+        self.grammar = grammar
+        self._matcher = matcher
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Template:
+        return self
+
+    def copy(self) -> LLMatcher:
+        """A matcher at the grammar's beginning."""
+        return self._matcher.deep_copy()
+
+
+class Compiler:
+    """The grammars of one process. Not for several threads: its own do the work."""
+
+    def __init__(self, vocabulary: Callable[[], LLTokenizer]) -> None:
+        """vocabulary: makes the tokenizer, in a thread."""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._vocabulary = self._threads.submit(vocabulary)
+        self._kept: OrderedDict[str, Future[Template]] = OrderedDict()
+        self.compiled(WARM)
+
+    def compiled(self, grammar: str) -> Future[Template]:
+        """The grammar's template, as soon as it is there.
+
+        Its future raises GrammarError where the grammar is none, and what ``vocabulary`` raised.
+        """
+        future = self._kept.get(grammar)
+        if future is None or future.cancelled() or (future.done() and future.exception() is not None):
+            future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+        self._kept.move_to_end(grammar)
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return future
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of ``work``, done in one of the threads."""
+        return await asyncio.wrap_future(self._threads.submit(work))
+
+    def forget(self, grammar: str) -> None:
+        """Keep a grammar no longer: a matcher of it has failed, and what it has learnt may be at fault."""
+        self._kept.pop(grammar, None)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: str) -> Template:
+        from llguidance import LLMatcher, LLParserLimits
+
+        vocabulary = self._vocabulary.result()
+        began = time.perf_counter()
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=_MOST_STATES,
+                                                                                    verbose_errors=False))
+        if not matcher.is_error():
+            # The first mask is the dearest: the lexer makes its first states.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(short(matcher.get_error()))
+        took = 1e3 * (time.perf_counter() - began)
+        logger.debug("compiled a grammar of %d characters in %.1f ms", len(grammar), took)
+        return Template(grammar, matcher)
+
+
+def short(message: str) -> str:
+    """llguidance's message in one line, without the grammar that it shows and what it says of its own inside."""
+    if message.startswith("NoExtension"):
+        return "nothing satisfies it"
+    what = re.search(r"^error: (.*)", message, re.MULTILINE)
+    if what is not None:
+        return f"no regular expression: {what[1]}"
+    shown = next((found.start() for found in re.finditer(r"^\s*\d+ \| |^<", message, re.MULTILINE)), len(message))
+    message = " ".join(message[:shown].split())
+    return message if len(message) <= 400 else f"{message[:250]} ... {message[-100:]}"
+
+
+def of_tokenizer(tokenizer: Any, vocab_size: int, eos: list[int]) -> Compiler:
+    """The compiler for a transformers tokenizer; see ``vocabulary.make_vocabulary``."""
+
+    def make() -> LLTokenizer:
+        from vllm.overlay.grammar.vocabulary import library, make_vocabulary
+
+        began = time.perf_counter()
+        made = make_vocabulary(tokenizer, vocab_size, eos)
+        logger.info("Grammars: %s, %d tokens read in %.1f s", library(), vocab_size, time.perf_counter() - began)
+        return made
+
+    return Compiler(make)
