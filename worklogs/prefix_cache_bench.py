@@ -291,6 +291,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"prefix_cache_bench: {error}", file=sys.stderr)
         return 1
     start, tables, died = time.perf_counter(), {}, ""
+    state = bench_record.commit()
     samples: list[dict[str, Any]] = []
     for name in wanted:
         prompts = Prompts(f"{salt} {name}", options.vocab)
@@ -317,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{'warm':12s} {json.dumps(timing)}")
     words = [Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)]
     path = bench_record.keep(options.name or f"prefix-cache-{options.kind}", {
-        "kind": "prefix-cache-bench", "server": options.kind, "version": version, **bench_record.commit(),
+        "kind": "prefix-cache-bench", "server": options.kind, "version": version, **state,
         "manifest": manifest, "machine": bench_record.machine(), "command": bench_record.without_paths(words),
         "server_command": bench_record.without_paths(options.server_command.split()),
         "cached_from": SOURCES[options.kind], "salt": salt, "seconds": round(time.perf_counter() - start, 1),

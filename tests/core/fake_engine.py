@@ -273,4 +273,5 @@ class FakeEngine:
             assert self.scheduler.slots.num_free == worker.live
             assert self.scheduler.block_manager.get_num_free_gpu_blocks() == self.num_blocks
             if not self.scheduler.waiting:
-                assert not prefixes._starts and not prefixes._partings and not self.scheduler.block_manager._chains
+                left = (prefixes._starts, prefixes._partings, prefixes._noticed, self.scheduler.block_manager._chains)
+                assert not any(left), left

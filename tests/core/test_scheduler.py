@@ -120,6 +120,42 @@ def test_hits_are_tokens_already_computed():
     assert all(not meta.computed_block_nums for meta in metadata), "the runner must not hear of hits"
 
 
+@pytest.mark.parametrize("tokens, expected", [(16, 11), (64, 4), (512, 2)])
+def test_a_prompt_waits_for_the_one_that_computes_its_beginning(tokens, expected):
+    """Without recurrent state, too. Stock computes it beside the other, as often as it comes."""
+    one = scheduler(caching=True, tokens=tokens, blocks=500)
+    groups = [group([*range(160), number], request_id=str(number)) for number in range(3)]
+    for each in groups:
+        one.add_seq_group(each)
+    computed, steps = 0, 0
+    while not all(each.seqs[0].get_output_len() for each in groups):
+        computed += sum(count for count, _ in step(one).values())
+        steps += 1
+    decoded = sum(each.seqs[0].get_output_len() - 1 for each in groups)
+    assert computed == 161 + 1 + 1 + decoded and [each.num_cached_tokens for each in groups] == [0, 160, 160]
+    assert steps == expected
+
+
+def test_short_beginnings_are_not_waited_for():
+    one = scheduler(caching=True, tokens=512, blocks=500)
+    for number in range(3):
+        one.add_seq_group(group([*range(31), *range(100 * number + 100, 100 * number + 150)], request_id=str(number)))
+    assert {key: count for key, (count, _) in step(one).items()} == {"0": 81, "1": 81, "2": 81}
+
+
+def test_reset_between_steps():
+    one = scheduler(caching=True, tokens=64)
+    one.add_seq_group(group(range(40), request_id="a"))
+    step(one)
+    one.reset_prefix_cache()
+    one.add_seq_group(group(range(40), request_id="b"))
+    assert step(one)["b"][0] == 40
+    assert one.cache_stats.hits == 0
+    finish(one, "a")
+    finish(one, "b")
+    assert one.block_manager.get_num_free_gpu_blocks() == 64
+
+
 def test_a_prompt_that_is_too_long_is_ignored_in_pieces_too():
     """Stock cuts it first and then finds the piece short enough."""
     one = scheduler(length=30)

@@ -62,7 +62,9 @@ def test_memory_of_checkpoints(config):
     cache = config(checkpoint_memory="0").cache_config
     assert (cache.checkpoint_memory, cache.checkpoint_host_memory) == (0, None)
     for value, words in (("lots", "checkpoint_memory: 'lots' is no size such as 31.72GiB or 16.2GB"),
-                         (-1, "checkpoint_memory must be a number of bytes, got -1"),
+                         ("1e400", "checkpoint_memory: '1e400' is no size"),
+                         (-1, "checkpoint_memory must be a whole number of bytes, or a size such as '2GiB', got -1"),
+                         (2e9, "checkpoint_memory must be a whole number of bytes, .*, got 2000000000.0"),
                          ("-1GiB", "checkpoint_memory: '-1GiB' is no size")):
         with pytest.raises(ValueError, match=words):
             config(checkpoint_memory=value)

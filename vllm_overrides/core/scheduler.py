@@ -204,11 +204,11 @@ class Scheduler(_stock.Scheduler):
         if enable_chunking and self.scheduler_config.policy == "priority":
             # Stock looks at priorities only where prompts are not cut. Nobody who runs is pushed out for another here.
             self.waiting = deque(sorted(self.waiting, key=lambda group: (group.priority, group.arrival_time)))
-        room = min(budget.max_num_seqs - budget.num_curr_seqs, budget.remaining_token_budget())
-        if self.prefixes is None or room < 1:
+        if self.prefixes is None:
             return super()._schedule_prefills(budget, curr_loras, enable_chunking)
         window = list(islice(self.waiting, budget.max_num_seqs + _WINDOW))
-        ready, others = self.prefixes.may_start(window, room)
+        ready, others = self.prefixes.may_start(window, budget.max_num_seqs - budget.num_curr_seqs,
+                                                budget.remaining_token_budget())
         rest, self.waiting = self.waiting, deque(ready)
         outputs = super()._schedule_prefills(budget, curr_loras, enable_chunking)
         left = {group.request_id for group in (*self.waiting, *others)}

@@ -74,8 +74,8 @@ def _bytes(name: str, value: int | str | None) -> int | None:
         found = size(value) if isinstance(value, str) else value
     except SizeError as error:
         raise ValueError(f"{name}: {error}") from None
-    if found is not None and found < 0:
-        raise ValueError(f"{name} must be a number of bytes, got {value}")
+    if found is not None and (not isinstance(found, int) or found < 0):
+        raise ValueError(f"{name} must be a whole number of bytes, or a size such as '2GiB', got {value!r:.80}")
     return found
 
 

@@ -192,7 +192,7 @@ def test_sizes(text, expected):
     assert size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1.2.3", "2 GiBi", "GiB", "."])
+@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1.2.3", "2 GiBi", "GiB", ".", "1e400"])
 def test_no_sizes(text):
     with pytest.raises(ValueError, match="is no size such as 31.72GiB or 16.2GB$"):
         size(text)

@@ -7,7 +7,6 @@ module knows sequences and steps, and they need not know each other.
 """
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from vllm.overlay.prefix_cache.policy import Point, Policy
 from vllm.overlay.prefix_cache.sharing import shared_blocks
 from vllm.overlay.prefix_cache.stats import PrefixCacheStats
 from vllm.sequence import Sequence, SequenceGroup
+from vllm.utils import cdiv
 
 logger = init_logger(__name__)
 
@@ -100,6 +100,9 @@ class PrefixCache:
         # Of prompts that are being computed, and where others leave those that wait.
         self._prefills: dict[int, Sequence] = {}
         self._partings: dict[int, set[int]] = {}
+        # Waiting sequences that have said where they part, when so many had been admitted.
+        self._noticed: dict[int, int] = {}
+        self._num_admitted = 0
         self._admissions: list[_Admission] = []
 
     def start(self, group: SequenceGroup, seq: Sequence) -> int:
@@ -144,6 +147,7 @@ class PrefixCache:
             self._admissions.append(_Admission(group, seq.get_len(), start.hit, start.reason))
         logger.debug("%s: %d of %d tokens from the prefix cache%s", group.request_id, start.hit, seq.get_len(),
                      _why_not_more(start))
+        self._num_admitted += 1
         self.store.tick()
         if start.checkpoint is None:
             return ZERO, 0
@@ -204,34 +208,48 @@ class PrefixCache:
         """(source slot, target slot, tag) of the step being scheduled, after `scheduled`."""
         return tuple(self.store.moves)
 
-    def may_start(self, window: Iterable[SequenceGroup],
-                  room: int) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
-        """Parts waiting groups into those that may start now, at most `room`, and the others.
+    def may_start(self, window: Iterable[SequenceGroup], seqs: int,
+                  tokens: int) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
+        """Parts waiting groups into those that may start now and the others, both in order.
 
         Who shares a beginning with a prompt that is being computed, or may start before it, waits until that one has
-        passed it, and leaves a checkpoint there.
+        passed it, and leaves a checkpoint there. Once the first groups take all that the step can give, the rest only
+        say where they part from those, and that once for each that was admitted.
+
+        seqs, tokens: what the step can take in.
         """
         ahead = list(self._prefills.values())
+        blocks = self._manager.get_num_free_gpu_blocks()
         ready: list[SequenceGroup] = []
         others: list[SequenceGroup] = []
         for group in window:
-            if len(ready) >= room:
-                others.append(group)
-                continue
             (seq, ) = group.get_seqs()
-            (others if self._is_waiting_for(group, seq, ahead) else ready).append(group)
-            if is_hashed(group):
-                ahead.append(seq)
+            if min(seqs, tokens, blocks) < 1:
+                others.append(group)
+                if self._noticed.get(seq.seq_id) != self._num_admitted and is_hashed(group):
+                    self._noticed[seq.seq_id] = self._num_admitted
+                    self._wait_for(seq, 0, ahead)
+                continue
+            if not is_hashed(group):
+                # It may be passed over for want of room for its adapter, and so takes nothing away yet.
+                ready.append(group)
+                continue
+            start = self._look_up(group, seq)
+            if start.reason not in ("prompt_logprobs", "short") and self._wait_for(seq, start.hit, ahead):
+                others.append(group)
+            else:
+                ready.append(group)
+                seqs -= 1
+                tokens -= (start.cut or seq.get_len()) - start.hit
+                blocks -= cdiv(seq.get_len(), self._size) - start.hit // self._size
+            ahead.append(seq)
         return ready, others
 
-    def _is_waiting_for(self, group: SequenceGroup, seq: Sequence, ahead: GenericSequence[Sequence]) -> bool:
-        if not ahead:
-            return False
-        start = self._look_up(group, seq)
-        if start.reason in ("prompt_logprobs", "adapter", "short"):
-            return False
+    def _wait_for(self, seq: Sequence, hit: int, ahead: Iterable[Sequence]) -> bool:
+        """Returns whether one of those ahead is to compute much that `seq` could use, and makes it leave a
+        checkpoint."""
         for other in ahead:
-            blocks = shared_blocks(self._manager.chain, self._size, seq, start.hit // self._size, other)
+            blocks = shared_blocks(self._manager.chain, self._size, seq, hit // self._size, other)
             if blocks:
                 if self.hybrid:
                     self._part(other, blocks * self._size)
@@ -279,7 +297,7 @@ class PrefixCache:
 
     def free(self, seq: Sequence) -> None:
         """The sequence has finished, was aborted, or is preempted. What it left stays."""
-        for each in (self._starts, self._running, self._prefills, self._partings):
+        for each in (self._starts, self._running, self._prefills, self._partings, self._noticed):
             each.pop(seq.seq_id, None)
 
     def reset(self) -> None:

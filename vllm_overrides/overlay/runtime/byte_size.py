@@ -1,5 +1,6 @@
 """Sizes of memory as people write them."""
 import argparse
+import math
 import re
 
 _UNITS = {"": 1, "b": 1, **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
@@ -18,6 +19,7 @@ def size(text: str) -> int:
         SizeError: it is none.
     """
     found = _SIZE.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise SizeError(f"{text!r} is no size such as 31.72GiB or 16.2GB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    value = math.inf if found is None or found[2] not in _UNITS else float(found[1]) * _UNITS[found[2]]
+    if value == math.inf:
+        raise SizeError(f"{text!r:.80} is no size such as 31.72GiB or 16.2GB")
+    return int(value)
