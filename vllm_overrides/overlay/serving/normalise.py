@@ -81,6 +81,8 @@ CHAT: dict[str, fields.Check] = {
     "chat_template": fields.text,
     "chat_template_kwargs": fields.mapping,
     "preserve_thinking": fields.flag,
+    "thinking_token_budget": fields.anything,
+    "thinking_budget": fields.anything,
     "return_prompt_text": fields.flag,
     "add_generation_prompt": fields.flag,
     "continue_final_message": fields.flag,
