@@ -41,12 +41,12 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--allow-remote-images", action="store_true",
                        help="fetch pictures from http and https addresses of the public internet, each within 10 s. "
                        "Default: only data URLs are taken")
-    group.add_argument("--engine-restarts", type=int, default=5, metavar="N",
+    group.add_argument("--engine-restarts", type=_at_least(0), default=5, metavar="N",
                        help="an engine process that is lost is started again, N times within --engine-restart-window "
                        "(default 5); then, and always with 0 or --disable-frontend-multiprocessing, the server ends")
-    group.add_argument("--engine-restart-window", type=float, default=3600, metavar="SECONDS",
+    group.add_argument("--engine-restart-window", type=_at_least(1), default=3600, metavar="SECONDS",
                        help="see --engine-restarts (default 3600)")
-    group.add_argument("--engine-restart-wait", type=float, default=540, metavar="SECONDS",
+    group.add_argument("--engine-restart-wait", type=_at_least(0), default=540, metavar="SECONDS",
                        help="how long a new request waits for an engine that is being started again, before it is told "
                        "to come back (503 with Retry-After). Default 540: OpenAI's clients give up after 600; 0: at "
                        "once")
@@ -61,7 +61,7 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--log-prompts", action="store_true",
                        help="write the text of prompts into the log, up to --max-log-len characters of each. Default: "
                        "no text of any request is logged")
-    group.add_argument("--shutdown-timeout", type=int, default=30,
+    group.add_argument("--shutdown-timeout", type=_at_least(0), default=30,
                        help="seconds that requests under way get to finish after SIGTERM")
     return parser
 
