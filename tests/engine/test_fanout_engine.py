@@ -126,11 +126,13 @@ def test_an_abort_takes_all_samples(engine, steps):
     scheduler = engine.scheduler[0]
     add(engine, "many", PROMPT, sampled(7))
     add(engine, "other", PROMPT, sampled(1))
+    found = {}
     for _ in range(steps):
-        engine.step()
+        found.update({output.request_id: output for output in engine.step()})
     engine.abort_request(["many"])
     assert scheduler.get_num_unfinished_seq_groups() <= 1
-    assert tokens_of(drain(engine)["other"]) == singles(engine, 1)
+    found.update(drain(engine))
+    assert tokens_of(found["other"]) == singles(engine, 1)
     assert not engine.fanouts._parents and not engine.fanouts._children
     assert scheduler.block_manager.get_num_free_gpu_blocks() == engine.cache_config.num_gpu_blocks
 
@@ -155,6 +157,28 @@ def test_300_samples_in_2_places(engine):
         most = max(most, engine.scheduler[0].get_num_unfinished_seq_groups())
         outputs = engine.step()
     assert len(outputs[-1].outputs) == 300 and outputs[-1].finished and most == 2
+
+
+def test_others_get_a_place_and_nothing_is_lost(engine):
+    """Both places are taken by samples of long answers: whoever comes is served at once, and these go on later, with
+    the same tokens."""
+    expected = singles(engine, 3, max_tokens=40)
+    add(engine, "many", PROMPT, sampled(3, max_tokens=40))
+    for _ in range(10):
+        engine.step()
+    found = {}
+    for name in ("x", "y"):
+        add(engine, name, PROMPT, greedy(4))
+        steps = 0
+        while name not in found:
+            found.update({output.request_id: output for output in engine.step() if output.finished})
+            steps += 1
+        # One step to displace a sample, one for the prompt, which is known, then one for each further token.
+        assert steps <= 6, f"{name} was answered after {steps} steps"
+    assert engine.scheduler[0].num_cumulative_preemption > 0
+    found.update(drain(engine))
+    assert tokens_of(found["many"]) == expected
+    assert engine.scheduler[0].block_manager.get_num_free_gpu_blocks() == engine.cache_config.num_gpu_blocks
 
 
 def test_logits_processors_with_a_state_are_cloned(engine):

@@ -47,7 +47,9 @@ def test_variables_of_the_template(given, expected):
         assert template_kwargs(given) == expected
 
 
-@pytest.mark.parametrize("wrong", ["--max-request-bytes 0", "--max-queued-requests -1", "--max-request-bytes many"])
+@pytest.mark.parametrize("wrong", ["--max-request-bytes 0", "--max-queued-requests -1", "--max-request-bytes many",
+                                   "--engine-restarts -1", "--engine-restart-wait -1", "--engine-restart-window 0",
+                                   "--shutdown-timeout -1"])
 def test_limits_that_make_no_sense(wrong):
     with pytest.raises(SystemExit):
         parse(f"--model m {wrong}")

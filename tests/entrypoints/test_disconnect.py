@@ -9,42 +9,11 @@ import time
 import pytest
 
 from tests.helpers.fake_engine import USER, FakeEngine, application
+from tests.helpers.http_connection import Connection
+from vllm.overlay.serving import backlog
 
 # Longest time from the client's leaving to the engine's hearing of it, in seconds.
 AT_ONCE = 0.2
-
-
-class Connection:
-    """One HTTP request to the application by ASGI, whose client can leave."""
-
-    def __init__(self, app, path: str, body: dict, receive=None) -> None:
-        """receive: instead of the whole body and then silence."""
-        self._body = json.dumps(body).encode()
-        self._sent_body = False
-        self._left = asyncio.Event()
-        self.messages: list[dict] = []
-        self.received = asyncio.Event()
-        scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
-                 "method": "POST",
-                 "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "scheme": "http",
-                 "headers": [(b"content-type", b"application/json")], "client": ("c", 1), "server": ("s", 80)}
-        self.task = asyncio.ensure_future(app(scope, receive or self._receive, self._send))
-
-    async def _receive(self) -> dict:
-        if not self._sent_body:
-            self._sent_body = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._left.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: dict) -> None:
-        self.messages.append(message)
-        if message.get("body"):
-            self.received.set()
-
-    async def leave(self) -> None:
-        self._left.set()
-        await asyncio.wait_for(self.task, 5)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -144,3 +113,52 @@ async def test_leaving_in_the_middle_of_the_body(path, caplog):
     await asyncio.wait_for(connection.task, 5)
     assert [message["status"] for message in connection.messages if "status" in message] == [499], connection.messages
     assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
+
+
+def texts(connection):
+    chunks = [json.loads(event[6:]) for event in connection.body.decode().split("\n\n") if event.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk.get("choices", ()))
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_client_that_does_not_read(leaves):
+    """What it leaves unread is joined into few events: nothing is lost, and the engine goes on until it leaves."""
+    engine = FakeEngine("word " * 500, delay=0.001)
+    connection = Connection(application(engine), "/v1/chat/completions",
+                            {"model": "llm", "messages": USER, "stream": True, "thinking": False, "max_tokens": 3000})
+    await asyncio.wait_for(connection.received.wait(), 5)
+    connection.reads.clear()
+    read, generated = len(connection.messages), engine.generated
+    while engine.generated < generated + 100:
+        await asyncio.sleep(0.01)
+    assert len(connection.messages) == read
+    if leaves:
+        left = time.monotonic()
+        await connection.leave()
+        assert time.monotonic() - left < AT_ONCE and len(engine.aborted) == 1
+        return
+    connection.reads.set()
+    await asyncio.wait_for(connection.task, 20)
+    assert texts(connection) == "word " * 500 and not engine.aborted
+    assert len(connection.messages) < engine.generated - 90, "the events were not joined"
+
+
+async def test_a_client_that_does_not_read_for_too_long(monkeypatch):
+    """Its request is ended in the engine without waiting for it; it is told when it reads again."""
+    monkeypatch.setattr(backlog.Backlog.__init__, "__defaults__", (100, ))
+    engine = FakeEngine("word " * 500, delay=0.001)
+    connection = Connection(application(engine), "/v1/chat/completions",
+                            {"model": "llm", "messages": USER, "stream": True, "thinking": False, "max_tokens": 3000})
+    await asyncio.wait_for(connection.received.wait(), 5)
+    connection.reads.clear()
+    deadline = time.monotonic() + 10
+    while not engine.aborted:
+        assert time.monotonic() < deadline, f"{engine.generated} tokens for nobody"
+        await asyncio.sleep(0.01)
+    generated = engine.generated
+    assert generated < 200
+    connection.reads.set()
+    await asyncio.wait_for(connection.task, 5)
+    *_, error, done = [event for event in connection.body.decode().split("\n\n") if event]
+    assert json.loads(error[6:])["error"]["code"] == "client_too_slow" and done == "data: [DONE]"
+    assert texts(connection) and engine.generated == generated

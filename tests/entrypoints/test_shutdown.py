@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from types import SimpleNamespace
@@ -59,16 +60,63 @@ async def test_what_is_under_way_is_finished(number):
         await running.request(attempts=1)
 
 
-@pytest.mark.parametrize("how", ["time", "second signal"])
-async def test_but_not_for_ever(how):
-    engine = FakeEngine("word " * 500, delay=0.05)
-    running = Running(engine, "--shutdown-timeout", "1" if how == "time" else "60")
+class WithQueues(FakeEngine):
+    """As stock's client: what goes wrong with the engine as a whole reaches requests through their queues."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.output_queues: dict = {}
+
+    async def generate(self, prompt, params, request_id, **kwargs):
+        queue = self.output_queues[request_id] = asyncio.Queue()
+        source = super().generate(prompt, params, request_id, **kwargs)
+        try:
+            async for output in source:
+                if not queue.empty():
+                    raise queue.get_nowait()
+                yield output
+        finally:
+            await source.aclose()
+            del self.output_queues[request_id]
+
+
+async def test_but_not_for_ever():
+    """Who is not finished in time is told, whole or in a stream; a server that was told to end has ended well."""
+    engine = WithQueues("word " * 500, delay=0.05)
+    running = Running(engine, "--shutdown-timeout", "1")
+    whole, streamed = (asyncio.ensure_future(running.request(max_tokens=3000, stream=stream))
+                       for stream in (False, True))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running.task, 3)
+    assert (await whole).status_code == 503
+    *_, event, done = [line for line in (await streamed).text.split("\n\n") if line]
+    for error in ((await whole).json()["error"], json.loads(event.removeprefix("data: "))["error"]):
+        assert (error["type"], error["code"]) == ("server_error", "server_shutting_down")
+        assert "within the 1 s" in error["message"]
+    assert done == "data: [DONE]" and len(engine.aborted) == 2
+
+
+async def test_nor_for_whom_nobody_can_tell():
+    """An engine that hears nothing."""
+    engine = FakeEngine(delay=60)
+    running = Running(engine, "--shutdown-timeout", "0")
     request = asyncio.ensure_future(running.request())
     await asyncio.wait_for(engine.running.wait(), 10)
     os.kill(os.getpid(), signal.SIGTERM)
-    if how == "second signal":
-        await asyncio.sleep(0.3)
+    await asyncio.wait_for(running.task, server._FAREWELL_S + 3)
+    await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_a_second_signal():
+    engine = FakeEngine("word " * 500, delay=0.05)
+    running = Running(engine, "--shutdown-timeout", "60")
+    request = asyncio.ensure_future(running.request())
+    await asyncio.wait_for(engine.running.wait(), 10)
+    for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.3)
     await asyncio.wait_for(running.task, 10)
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)

@@ -88,8 +88,8 @@ class FakeEngine:
                     raise self.error
                 given += 1
                 self.running.set()
-                if self.delay:
-                    await asyncio.sleep(self.delay)
+                # At least one turn of the loop: an engine's outputs come one at a time.
+                await asyncio.sleep(self.delay)
                 finished = output.finished
                 yield output
         finally:

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 from vllm.core import scheduler_stock as _stock
+from vllm.overlay.engine import places
 from vllm.overlay.engine.large_output import LargeOutputs
 from vllm.overlay.hybrid.slots import SlotTable
 from vllm.overlay.hybrid.state_orders import ZERO
@@ -57,7 +58,11 @@ class Scheduler(_stock.Scheduler):
         self._preempted = False
         if self.scheduler_config.policy != "priority":
             self._large_outputs.arrange(self)
-        metadata, outputs, allow_async = super().schedule()
+        held_back = places.share(self)
+        try:
+            metadata, outputs, allow_async = super().schedule()
+        finally:
+            self.waiting.extend(held_back)
         for group in metadata:
             if group.is_prompt:
                 _forget_known_prompt_logprobs(group)
@@ -202,7 +207,7 @@ class Scheduler(_stock.Scheduler):
         if self._preempted and enable_chunking:
             return _stock.SchedulerPrefillOutputs.create_empty()
         if enable_chunking and self.scheduler_config.policy == "priority":
-            # Stock looks at priorities only where prompts are not cut. Nobody who runs is pushed out for another here.
+            # Stock looks at priorities only where prompts are not cut. No request that runs is pushed out for another.
             self.waiting = deque(sorted(self.waiting, key=lambda group: (group.priority, group.arrival_time)))
         if self.prefixes is None:
             return super()._schedule_prefills(budget, curr_loras, enable_chunking)

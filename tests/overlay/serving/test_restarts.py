@@ -225,6 +225,19 @@ async def test_the_server_ends_while_the_engine_is_started_again():
     assert world.running == 0 and client._keeping.done()
 
 
+async def test_whoever_waits_when_the_server_must_end():
+    world = World()
+    async with Restarts(world.start, RestartPolicy()) as client:
+        client.settle()
+        world.may_start.clear()
+        world.lose()
+        await until(lambda: world.attempts == 2)
+        waiting = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
+        await asyncio.sleep(0.2)
+        engine_client.dismiss(client, RequestError("no time", status=503, code="server_shutting_down"))
+        assert await waiting.status(1) == 503 and b"no time" in waiting.body
+
+
 async def test_an_engine_that_is_given_up_and_not_yet_ended():
     """Between the client's finding and the end of the process nobody is given to it."""
     world = World()

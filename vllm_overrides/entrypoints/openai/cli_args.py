@@ -44,6 +44,15 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--enable-reset-prefix-cache", action="store_true",
                        help="serve POST /reset_prefix_cache, which makes the engine forget every prefix that it "
                        "computed, for benchmarks")
+    group.add_argument("--engine-restarts", type=_at_least(0), default=5, metavar="N",
+                       help="an engine process that is lost is started again, N times within --engine-restart-window "
+                       "(default 5); then, and always with 0 or --disable-frontend-multiprocessing, the server ends")
+    group.add_argument("--engine-restart-window", type=_at_least(1), default=3600, metavar="SECONDS",
+                       help="see --engine-restarts (default 3600)")
+    group.add_argument("--engine-restart-wait", type=_at_least(0), default=540, metavar="SECONDS",
+                       help="how long a new request waits for an engine that is being started again, before it is told "
+                       "to come back (503 with Retry-After). Default 540: OpenAI's clients give up after 600; 0: at "
+                       "once")
     group.add_argument("--max-request-bytes", type=_at_least(1), default=128 << 20, metavar="N",
                        help="a request whose body is larger is refused with 413 (default 134217728)")
     group.add_argument("--max-queued-requests", type=_at_least(0), default=None, metavar="N",
@@ -55,16 +64,7 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--log-prompts", action="store_true",
                        help="write the text of prompts into the log, up to --max-log-len characters of each. Default: "
                        "no text of any request is logged")
-    group.add_argument("--engine-restarts", type=int, default=5, metavar="N",
-                       help="an engine process that is lost is started again, N times within --engine-restart-window "
-                       "(default 5); then, and always with 0 or --disable-frontend-multiprocessing, the server ends")
-    group.add_argument("--engine-restart-window", type=float, default=3600, metavar="SECONDS",
-                       help="see --engine-restarts (default 3600)")
-    group.add_argument("--engine-restart-wait", type=float, default=540, metavar="SECONDS",
-                       help="how long a new request waits for an engine that is being started again, before it is told "
-                       "to come back (503 with Retry-After). Default 540: OpenAI's clients give up after 600; 0: at "
-                       "once")
-    group.add_argument("--shutdown-timeout", type=int, default=30,
+    group.add_argument("--shutdown-timeout", type=_at_least(0), default=30,
                        help="seconds that requests under way get to finish after SIGTERM")
     return parser
 

@@ -22,7 +22,7 @@ import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
 from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
 from vllm.entrypoints.openai.serving_engine import BaseModelPath
-from vllm.overlay.serving import models, tokens
+from vllm.overlay.serving import models, openapi, tokens
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
 from vllm.overlay.serving.auth import ApiKeys
@@ -83,26 +83,30 @@ async def render_chat_completion(request: Request) -> Response:
     return JSONResponse(await tokens.render(service_of(request), await json_body(request)))
 
 
-@router.api_route("/v1/models", methods=["GET", "HEAD"])
+@router.get("/v1/models")
+@router.head("/v1/models", include_in_schema=False)
 async def list_models(request: Request) -> Response:
     """The names that this server's one model is served under."""
     return JSONResponse(models.listing(service_of(request).settings))
 
 
-@router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
+@router.get("/v1/models/{name:path}")
+@router.head("/v1/models/{name:path}", include_in_schema=False)
 async def get_model(request: Request, name: str) -> Response:
     """One of them."""
     service_of(request).check_model(name)
     return JSONResponse(models.card(service_of(request).settings, name))
 
 
-@router.api_route("/version", methods=["GET", "HEAD"])
+@router.get("/version")
+@router.head("/version", include_in_schema=False)
 async def version() -> Response:
     """The version of the vLLM underneath."""
     return JSONResponse({"version": __version__})
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
+@router.get("/health")
+@router.head("/health", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 while there is an engine that has produced a token. The server listens only after that, so before nobody can
     ask."""
@@ -147,6 +151,8 @@ def build_app(args: Namespace) -> FastAPI:
     app.include_router(router)
     if args.enable_reset_prefix_cache:
         app.include_router(reset_router)
+    app.openapi = lambda: openapi.document(  # type: ignore[method-assign]
+        app, app.state.service.settings.model_names, app.state.service.settings.max_model_len)
     app.root_path = args.root_path or ""
     app.state.limits = Limits.of(args)
     app.state.admission = Admission(app.state.limits)

@@ -160,11 +160,21 @@ def _fail(engine: Engine, reason: str) -> None:
     minute."""
     if not engine.failed.done():
         engine.failed.set_result(reason)
-    error = EngineLost(reason)
-    for queue in tuple(getattr(engine.client, "output_queues", {}).values()):
+    _tell(engine.client, EngineLost(reason))
+
+
+def dismiss(client: Any, error: Exception) -> None:
+    """Fail all requests that are with an engine, or wait for one, with ``error``. client: an EngineClient."""
+    if isinstance(client, Restarts):
+        client.dismiss(error)
+    _tell(client, error)
+
+
+def _tell(client: Any, error: Exception) -> None:
+    for queue in tuple(getattr(client, "output_queues", {}).values()):
         queue.put_nowait(error)
     # The streams of an engine in this process.
-    if (tracker := getattr(engine.client, "_request_tracker", None)) is not None:
+    if (tracker := getattr(client, "_request_tracker", None)) is not None:
         tracker.propagate_exception(error)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.logger import init_logger
 from vllm.overlay.serving.errors import RequestError, wrong_type
@@ -16,6 +16,28 @@ from vllm.overlay.serving.errors import RequestError, wrong_type
 logger = init_logger(__name__)
 
 Check = Callable[[Any, str], Any]
+T = TypeVar("T", bound=Check)
+# What counts as absent, and so is valid for every optional field.
+_ABSENT: dict[str, Any] = {"enum": [None, "", [], {}]}
+
+
+def described(check: T, **schema: Any) -> T:
+    """The check, with a JSON schema of what it lets pass."""
+    check.schema = schema  # type: ignore[attr-defined]
+    return check
+
+
+def schema_of(check: Check) -> dict[str, Any]:
+    """The JSON schema of an optional field with this check."""
+    return {"anyOf": [_required(check), _ABSENT]} if _required(check) else {}
+
+
+def _required(check: Check) -> dict[str, Any]:
+    return getattr(check, "schema", {})
+
+
+def _range(low: float | None, high: float | None) -> dict[str, Any]:
+    return {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
 
 
 def is_absent(value: Any) -> bool:
@@ -64,7 +86,7 @@ def number(low: float | None = None, high: float | None = None) -> Check:
         except OverflowError:
             raise RequestError(f"{path} is too large a number.", param=path) from None
 
-    return check
+    return described(check, type="number", **_range(low, high))
 
 
 def integer(low: int | None = None, high: int | None = None) -> Check:
@@ -78,7 +100,7 @@ def integer(low: int | None = None, high: int | None = None) -> Check:
         _check_range(value, path, low, high)
         return value
 
-    return check
+    return described(check, type="integer", **_range(low, high))
 
 
 def flag(value: Any, path: str) -> bool:
@@ -96,7 +118,7 @@ def one_of(*words: str) -> Check:
             raise RequestError(f"{path} must be {' or '.join(words)}, got {value!r:.40}.", param=path)
         return value
 
-    return check
+    return described(check, enum=list(words))
 
 
 def text(value: Any, path: str) -> str:
@@ -136,7 +158,7 @@ def list_of(item: Check) -> Check:
             raise wrong_type(path, "an array", value)
         return [item(one, f"{path}[{i}]") for i, one in enumerate(value)]
 
-    return check
+    return described(check, type="array", items=_required(item))
 
 
 def one_or_list(item: Check) -> Check:
@@ -146,4 +168,8 @@ def one_or_list(item: Check) -> Check:
     def check(value: Any, path: str) -> list[Any]:
         return many(value, path) if isinstance(value, list) else [item(value, path)]
 
-    return check
+    return described(check, anyOf=[_required(item), _required(many)])
+
+
+for _check, _name in ((flag, "boolean"), (text, "string"), (mapping, "object")):
+    described(_check, type=_name)

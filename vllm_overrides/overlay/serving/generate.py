@@ -8,61 +8,66 @@ from typing import Any
 
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
+from vllm.overlay.serving.backlog import Backlog
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.render import Prompt
 from vllm.sampling_params import SamplingParams
 
-# In place of a prompt's position.
-_BUDGET_OVER = -1
+
+class _BudgetOver(Exception):
+    """A request has had its time, and what it has is its answer."""
 
 
 async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[SamplingParams], request_id: str, *,
                   priority: int = 0, trace_headers: Mapping[str, str] | None = None,
                   ends: tuple[float, Exception] | None = None, budget_s: float | None = None
                   ) -> AsyncIterator[tuple[int, RequestOutput | None]]:
-    """(prompt's position, output), as they come, of all prompts at once.
+    """(prompt's position, output), as they come, of all prompts at once; outputs that come while nobody asks for one
+    are joined.
 
     engine: an EngineClient. ends: at a time of the event loop, an exception is raised here. budget_s: seconds after
-    which an output None comes, and is the last. Closing this generator aborts in the engine what is not finished. An
-    exception of the engine is raised here; a ValueError before the first output is its way to refuse a request, so a
-    RequestError.
+    which an output None comes, and is the last. Closing this generator aborts in the engine what is not finished, and
+    so does whatever else ends it. An exception of the engine is raised here; a ValueError before the first output is
+    its way to refuse a request, so a RequestError.
     """
     streams = [engine.generate(_engine_prompt(prompt), one, f"{request_id}-{i}", priority=priority,
                                trace_headers=trace_headers)
                for i, (prompt, one) in enumerate(zip(prompts, params, strict=False))]
-    queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+    backlog = Backlog()
 
     async def pump(position: int, stream: AsyncIterator[RequestOutput]) -> None:
         begun = False
         try:
             async for output in stream:
                 begun = True
-                queue.put_nowait((position, output))
-            queue.put_nowait((position, None))
+                backlog.put(position, output)
         except Exception as error:
             refused = isinstance(error, ValueError) and not begun
-            queue.put_nowait((position, RequestError(str(error)) if refused else error))
+            end(RequestError(str(error)) if refused else error)
+        finally:
+            # Where it was left in the middle, the engine hears of it now.
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    def end(error: Exception) -> None:
+        # Even if nobody takes it for a while, nothing more is computed.
+        backlog.end(error)
+        for task in tasks:
+            task.cancel()
 
     loop = asyncio.get_running_loop()
     timers = []
     if ends is not None:
-        timers.append(loop.call_at(ends[0], queue.put_nowait, (0, ends[1])))
+        timers.append(loop.call_at(ends[0], end, ends[1]))
     if budget_s is not None:
-        timers.append(loop.call_later(budget_s, queue.put_nowait, (_BUDGET_OVER, None)))
+        timers.append(loop.call_later(budget_s, end, _BudgetOver()))
     tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    whole = asyncio.gather(*tasks, return_exceptions=True)
+    whole.add_done_callback(lambda _: backlog.end())
     try:
-        running = len(tasks)
-        while running:
-            position, output = await queue.get()
-            if isinstance(output, Exception):
-                raise output
-            if position == _BUDGET_OVER:
-                yield 0, None
-                return
-            if output is None:
-                running -= 1
-            else:
-                yield position, output
+        while (found := await backlog.get()) is not None:
+            yield found
+    except _BudgetOver:
+        yield 0, None
     finally:
         for timer in timers:
             timer.cancel()

@@ -17,7 +17,7 @@ from vllm.overlay.serving.fields import text, well_formed
 from vllm.overlay.serving.pictures.source import PICTURE_PARTS, PictureSource, picture_source
 
 # The template's roles; `function` is the older name of `tool`.
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Only these may come without content: an answer can be all calls, a tool can return nothing.
 _MAY_BE_SILENT = ("assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -47,8 +47,8 @@ def _message(value: Any, path: str, pictures: list[PictureSource]) -> dict[str, 
     role = value.get("role")
     if role is None:
         raise missing(f"{path}.role")
-    if text(role, f"{path}.role") not in _ROLES:
-        raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}; got {role!r:.40}.", param=f"{path}.role")
+    if text(role, f"{path}.role") not in ROLES:
+        raise RequestError(f"{path}.role must be one of {', '.join(ROLES)}; got {role!r:.40}.", param=f"{path}.role")
     said = value.get("content")
     if said is None and role == "assistant" and isinstance(value.get("refusal"), str):
         said = value["refusal"]

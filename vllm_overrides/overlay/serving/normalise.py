@@ -62,7 +62,7 @@ class CompletionRequest:
     structure: Structure | None = None
 
 
-_CHAT: dict[str, fields.Check] = {
+CHAT: dict[str, fields.Check] = {
     **SHARED,
     "messages": fields.anything,
     "logprobs": fields.flag,
@@ -81,13 +81,15 @@ _CHAT: dict[str, fields.Check] = {
     "chat_template": fields.text,
     "chat_template_kwargs": fields.mapping,
     "preserve_thinking": fields.flag,
+    "thinking_token_budget": fields.anything,
+    "thinking_budget": fields.anything,
     "return_prompt_text": fields.flag,
     "add_generation_prompt": fields.flag,
     "continue_final_message": fields.flag,
     "echo": fields.flag,
 }
 
-_COMPLETION: dict[str, fields.Check] = {
+COMPLETION: dict[str, fields.Check] = {
     **SHARED,
     "prompt": fields.anything,
     "logprobs": fields.integer(0),
@@ -99,7 +101,7 @@ _COMPLETION: dict[str, fields.Check] = {
 def normalise_chat(body: Any) -> ChatRequest:
     """The body of /v1/chat/completions as a ChatRequest."""
     body = _object(body)
-    found = fields.read(body, _CHAT)
+    found = fields.read(body, CHAT)
     messages, pictures = normalise_messages(body.get("messages"))
     tools, tool_choice = _tools(found)
     template_kwargs = found.get("chat_template_kwargs", {})
@@ -149,7 +151,7 @@ def _tools(found: Mapping[str, Any]) -> tuple[Tools, ToolChoice]:
 def normalise_completion(body: Any) -> CompletionRequest:
     """The body of /v1/completions as a CompletionRequest. max_tokens is 16 unless given, as OpenAI documents."""
     body = _object(body)
-    found = fields.read(body, _COMPLETION)
+    found = fields.read(body, COMPLETION)
     if "suffix" in found:
         raise not_supported("suffix", "the model writes only forward.")
     echo = found.get("echo", False)

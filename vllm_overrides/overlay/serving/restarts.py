@@ -62,6 +62,7 @@ class Restarts:
         self._engine: Any = None
         self._client: Any = None
         self._settled = False
+        self._dismissed: Exception | None = None
         self._why = ""
         self._times: deque[float] = deque()
         self._lost_at = self._took = 0.0
@@ -84,12 +85,18 @@ class Restarts:
         """The server is ready. An engine that is lost before that is a failed start, and not started again."""
         self._settled = True
 
+    def dismiss(self, error: Exception) -> None:
+        """Nobody is given to an engine any more, nor waits for one: ``error`` is raised instead."""
+        self._dismissed = error
+
     @property
     def _is_up(self) -> bool:
         return self._engine is not None and not self._engine.failed.done() and not self._client.errored
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's. Raises EngineLost where there is no engine."""
+        if self._dismissed is not None:
+            raise self._dismissed
         if not self._is_up:
             raise EngineLost(self._why)
         return self._client.generate(*args, **kwargs)
@@ -104,6 +111,8 @@ class Restarts:
         """Returns when there is an engine. Raises RequestError (503) when that takes too long."""
         until = self._loop.time() + self._policy.wait_s
         while not self._is_up:
+            if self._dismissed is not None:
+                raise self._dismissed
             left = until - self._loop.time()
             if left <= 0 or self.failed.done():
                 raise self._unavailable()

@@ -27,7 +27,7 @@ from vllm.overlay.runtime.phases import Phases, process_began
 from vllm.overlay.serving import engine_client
 from vllm.overlay.serving.app import build_app, init_app_state
 from vllm.overlay.serving.boundaries import wants_boundaries
-from vllm.overlay.serving.errors import RequestError, StartError, one_line
+from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, StartError, one_line
 from vllm.overlay.serving.fastpath import FastPath
 from vllm.overlay.serving.parse import REASONING_PARSERS, TOOL_CALL_PARSERS, missing_tokens
 from vllm.overlay.serving.pictures.settings import PictureLimits, picture_input
@@ -38,7 +38,7 @@ logger = init_logger(__name__)
 
 # Stock's 5 s are just when a client that pauses for 5 s sends its next request, over a connection that is being closed.
 _KEEP_ALIVE_S = 300
-# How long a server whose engine is gone waits for the error answers to be sent.
+# How long a server waits for error answers to be sent, whose engine is gone or whose time is up.
 _FAREWELL_S = 2
 
 
@@ -327,7 +327,7 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
         app, host=args.host or "0.0.0.0", port=args.port, log_level=args.uvicorn_log_level, access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S, ssl_keyfile=args.ssl_keyfile, ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs, ssl_cert_reqs=args.ssl_cert_reqs,
-        timeout_graceful_shutdown=args.shutdown_timeout,
+        timeout_graceful_shutdown=args.shutdown_timeout + _FAREWELL_S,
         **uvicorn_options))
     server.ready_lines = ready_lines(args, service)
     loop = asyncio.get_running_loop()
@@ -336,6 +336,7 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
         # The second time, what is under way is dropped.
         server.force_exit = server.should_exit
         server.should_exit = True
+        loop.call_later(args.shutdown_timeout, engine_client.dismiss, engine.client, _ending(args.shutdown_timeout))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
@@ -353,6 +354,11 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
         service.close()
     if engine.failed.done():
         raise StartError(f"the engine is gone: {engine.failed.result()}")
+
+
+def _ending(seconds: int) -> RequestError:
+    return RequestError(f"The server is ending, and the request was not finished within the {seconds} s that were left "
+                        "(--shutdown-timeout).", status=503, kind=SERVER_ERROR, code="server_shutting_down")
 
 
 def ready_lines(args: Namespace, service: Service) -> str:

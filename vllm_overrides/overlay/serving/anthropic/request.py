@@ -13,7 +13,7 @@ from vllm.overlay.serving.translate import Conversation, same_fields, text_of
 
 logger = init_logger(__name__)
 
-_FIELDS: dict[str, fields.Check] = {
+FIELDS: dict[str, fields.Check] = {
     "max_tokens": fields.integer(1),
     "messages": fields.anything,
     "system": fields.anything,
@@ -51,7 +51,7 @@ def translated(body: Any, counting: bool = False) -> MessagesRequest:
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_type")
     same = same_fields(body)
-    found = fields.read(body, {**_FIELDS, **dict.fromkeys(same, fields.anything)})
+    found = fields.read(body, {**FIELDS, **dict.fromkeys(same, fields.anything)})
     if "max_tokens" not in found and not counting:
         raise missing("max_tokens")
     talk = Conversation()

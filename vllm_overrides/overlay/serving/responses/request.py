@@ -13,7 +13,7 @@ from vllm.overlay.serving.translate import Conversation, same_fields, text_of
 
 logger = init_logger(__name__)
 
-_FIELDS: dict[str, fields.Check] = {
+FIELDS: dict[str, fields.Check] = {
     "input": fields.anything,
     "instructions": fields.text,
     "max_output_tokens": fields.integer(1),
@@ -66,7 +66,7 @@ def translated(body: Any) -> ResponsesRequest:
     """Raises RequestError that names the field at fault."""
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_type")
-    found = fields.read(body, {**_FIELDS, **dict.fromkeys(same_fields(body), fields.anything)})
+    found = fields.read(body, {**FIELDS, **dict.fromkeys(same_fields(body), fields.anything)})
     for name, why in _NOT_SERVED.items():
         if found.get(name):
             raise not_supported(name, why)

@@ -1,0 +1,103 @@
+"""/openapi.json: what the routes take, told from the tables by which requests are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from vllm.overlay.serving import fields
+from vllm.overlay.serving.anthropic import request as anthropic
+from vllm.overlay.serving.messages import ROLES
+from vllm.overlay.serving.normalise import CHAT, COMPLETION
+from vllm.overlay.serving.responses import request as responses
+from vllm.overlay.serving.translate import SAME
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_TEXT_PARTS: Schema = {"type": "array", "items": {"type": "object", "required": ["type", "text"], "properties": {
+    "type": {"enum": ["text"]}, "text": _TEXT}}}
+_CONTENT: Schema = {"anyOf": [_TEXT, _TEXT_PARTS]}
+_CALL: Schema = {"type": "object", "required": ["function"], "properties": {
+    "id": _TEXT, "type": {"enum": ["function"]}, "function": {"type": "object", "required": ["name"], "properties": {
+        "name": _TEXT, "arguments": {"anyOf": [_TEXT, {"type": "object"}]}}}}}
+
+
+def _message(roles: Sequence[str], content: Schema = _CONTENT, required: Sequence[str] = (), **more: Schema) -> Schema:
+    return {"type": "object", "required": ["role", *required],
+            "properties": {"role": {"enum": list(roles)}, "content": content, **more}}
+
+
+_SILENT: Schema = {"anyOf": [_CONTENT, {"type": "null"}]}
+_MESSAGES: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": [
+    _message([role for role in ROLES if role in ("system", "developer", "user")], required=["content"]),
+    _message(["assistant"], _SILENT, tool_calls={"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]}),
+    _message(["tool", "function"], _SILENT, tool_call_id=_TEXT)]}}
+_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPT: Schema = {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT}, {**_TOKENS, "minItems": 1},
+                             {"type": "array", "minItems": 1, "items": {**_TOKENS, "minItems": 1}}]}
+_INPUT: Schema = {"anyOf": [{**_TEXT, "minLength": 1}, {"type": "array", "minItems": 1, "items": _message(
+    ["user", "assistant", "system", "developer"], required=["content"])}]}
+_BLOCKS: Schema = {"type": "array", "minItems": 1, "items": _message(["user", "assistant"], required=["content"])}
+_ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": {
+    "type": "object", "required": ["message", "type"], "properties": {"message": _TEXT, "type": _TEXT}}}}
+
+_SHARED = {name: CHAT[name] for name in SAME if name in CHAT}
+_CHATS = (CHAT, {"messages": _MESSAGES}, ("messages",))
+_RESPONSES = ({**_SHARED, **responses.FIELDS}, {"input": _INPUT}, ("input",))
+_MESSAGE_FIELDS = {**_SHARED, **anthropic.FIELDS}
+_OF_MESSAGES: Mapping[str, Schema] = {"messages": _BLOCKS, "system": {"anyOf": [_CONTENT, {"type": "null"}]}}
+# Path: (checks of its fields, schemas of those that checks do not tell of, what must be there beside the model).
+_BODIES: Mapping[str, tuple[Mapping[str, fields.Check], Mapping[str, Schema], Sequence[str]]] = {
+    "/v1/chat/completions": _CHATS,
+    "/v1/chat/completions/render": _CHATS,
+    "/v1/completions": (COMPLETION, {"prompt": _PROMPT}, ("prompt",)),
+    "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": _RESPONSES,
+    "/v1/messages": (_MESSAGE_FIELDS, _OF_MESSAGES, ("messages", "max_tokens")),
+    "/v1/messages/count_tokens": (_MESSAGE_FIELDS, _OF_MESSAGES, ("messages",)),
+    "/tokenize": ({"add_special_tokens": fields.flag, "return_token_strs": fields.flag}, {"prompt": _TEXT},
+                  ("prompt",)),
+    "/detokenize": ({}, {"tokens": _TOKENS}, ("tokens",)),
+}
+_NEED_NO_MODEL = ("/tokenize", "/detokenize")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_REFUSALS = {400: "A field is wrong; the error names it.", 401: "No valid API key.",
+             404: "There is no such route or model.", 413: "The body is too large.",
+             429: "Too many requests are under way; Retry-After says when to come again.",
+             500: "The request failed; the error names an id.", 503: "There is no engine just now.",
+             504: "The request was not finished in time."}
+
+
+def document(app: FastAPI, model_names: Sequence[str], max_model_len: int) -> Schema:
+    """The OpenAPI document of a server. max_model_len: the limit of what may be asked for, in tokens."""
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    model: Schema = {"enum": list(model_names)}
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            # A prompt or answer that is too long, or a key that is missing, can be the end of any request.
+            operation["responses"].update({str(status): {"description": why, "content": {
+                "application/json": {"schema": _ERROR}}} for status, why in _REFUSALS.items()})
+            if path in _BODIES:
+                operation["requestBody"] = {"required": True, "content": {
+                    "application/json": {"schema": _body(path, model, max_model_len)}}}
+            if path in _STREAMED:
+                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
+    return made
+
+
+def _body(path: str, model: Schema, most: int) -> Schema:
+    checks, own, required = _BODIES[path]
+    properties = {name: fields.schema_of(check) for name, check in checks.items()}
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+        if name in properties:
+            first = 0 if name == "min_tokens" else 1
+            properties[name] = fields.schema_of(fields.integer(first, most))
+    if "max_tokens" in required:
+        properties["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": most}
+    needs_model = () if path in _NEED_NO_MODEL else ("model",)
+    return {"type": "object", "required": [*needs_model, *required],
+            "properties": {**properties, **own, "model": model}}
