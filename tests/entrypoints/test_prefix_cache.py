@@ -177,7 +177,7 @@ async def test_reset_of_an_engine_that_ends(ends):
     waiting = asyncio.ensure_future(made.reset_prefix_cache())
     await received(engine)
     _fail(Engine(made), "killed")
-    with pytest.raises(RuntimeError, match="the engine is gone: killed"):
+    with pytest.raises(RuntimeError, match="^killed$"):
         await asyncio.wait_for(waiting, 5)
     made._errored_with = RuntimeError("dead")
     with pytest.raises(MQEngineDeadError):
