@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from vllm.overlay.pictures.picture import Picture
-from vllm.overlay.serving.boundaries import Ends, shifted, token_places, watched
+from vllm.overlay.serving.boundaries import Ends, repaired, shifted, token_places, watched
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.normalise import ChatRequest, Options
@@ -116,7 +116,7 @@ class Renderer:
             opened_call = f"\n<function={request.tool_choice.name}>\n" if request.tool_choice.name else "\n<function="
             text += CALL + opened_call
         if (proper := well_formed(text)) != text:
-            places = [len(well_formed(text[:place])) for place in places]
+            places = repaired(places, text)
             text = proper
         text, ids, places = self._tokenised(text, request.options, secret, places)
         offsets: tuple[int, ...] = ()
