@@ -256,7 +256,7 @@ class FakeEngine:
                 seen.add(one.tag)
                 assert one.node is node and one.position == node.end * BLOCK and store._by_tag[one.tag] is one
                 assert one.entry is not None and store._priority(one) >= one.entry[0]
-                assert worker.tags[one.slot] == one.tag or one.tag in self.lost
+                assert worker.tags.get(one.slot) == one.tag or one.tag in self.lost
                 assert worker.states[one.slot] == self._contents[node.edge[-1]], "another state than its key says"
             nodes.extend(node.children.values())
         assert seen == set(store._by_tag) and owned == set(store.tree._owners)
