@@ -15,8 +15,13 @@ def stock_core(monkeypatch):
     from vllm.core import block_manager_v2, block_manager_v2_stock, scheduler_stock
     from vllm.core.block import cpu_gpu_block_allocator, prefix_caching_block_stock
     from vllm.engine import llm_engine_stock
+    from vllm.overlay.prefix_cache.stats import PrefixCacheStats
 
     class StockScheduler(scheduler_stock.Scheduler):
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.cache_stats = PrefixCacheStats()
 
         def step_succeeded(self):
             """Ours is told so by our engine; stock has no such thing."""
