@@ -21,6 +21,10 @@ def stock_core(monkeypatch):
         # Where our engine says how large a checkpoint is; stock has none.
         cache_stats = PrefixCacheStats()
 
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.cache_stats = PrefixCacheStats()
+
         def step_succeeded(self):
             """Ours is told so by our engine; stock has no such thing."""
 

@@ -122,13 +122,13 @@ class Worker:
 class FakeEngine:
     """A hybrid model's scheduler and worker. Tokens drawn depend on nothing but what came before them."""
 
-    def __init__(self, device=200, host=0, blocks=4000, seqs=8, tokens=2048, length=10_000, live=None):
+    def __init__(self, device=200, host=0, blocks=4000, seqs=8, tokens=2048, length=10_000):
         cache = CacheConfig(BLOCK, 1.0, 0, "auto", enable_prefix_caching=True)
-        cache.num_gpu_blocks, cache.num_cpu_blocks, cache.num_state_slots = blocks, 0, live or seqs
+        cache.num_gpu_blocks, cache.num_cpu_blocks, cache.num_state_slots = blocks, 0, seqs
         cache.num_checkpoint_slots, cache.num_host_checkpoint_slots = device, host
         self.scheduler = Scheduler(SchedulerConfig(tokens, seqs, length, enable_chunked_prefill=True), cache, None)
         self.truth = Truth()
-        self.worker = Worker(live or seqs, device, host, self.truth)
+        self.worker = Worker(seqs, device, host, self.truth)
         self.num_blocks = blocks
         self.groups, self.left = {}, {}
         # Checkpoints that the worker has lost, which nobody has noticed yet.
@@ -256,7 +256,7 @@ class FakeEngine:
                 seen.add(one.tag)
                 assert one.node is node and one.position == node.end * BLOCK and store._by_tag[one.tag] is one
                 assert one.entry is not None and store._priority(one) >= one.entry[0]
-                assert worker.tags[one.slot] == one.tag or one.tag in self.lost
+                assert worker.tags.get(one.slot) == one.tag or one.tag in self.lost
                 assert worker.states[one.slot] == self._contents[node.edge[-1]], "another state than its key says"
             nodes.extend(node.children.values())
         assert seen == set(store._by_tag) and owned == set(store.tree._owners)

@@ -9,6 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.core.fake_engine import FakeEngine
+from vllm.overlay.hybrid.slots import SlotTable
+from vllm.overlay.prefix_cache.allocator import ComputedBlockAllocator
+from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
 
 # Prompts are made of these pieces, so that they share beginnings, and part within blocks.
 PIECES = [random.Random(n).choices(range(2, 900), k=length)
@@ -86,3 +89,41 @@ def test_random_operations(seed):
     engine = play(chance, 250)
     print(engine.stats)
     assert engine.stats.queries and (engine.stats.taken or engine.store.num_slots < 3)
+
+
+def _keep_without_kv(monkeypatch):
+    monkeypatch.setattr(CheckpointStore, "drop_kv", lambda self, content: None)
+
+
+def _believe_in_failed_steps(monkeypatch):
+    monkeypatch.setattr(CheckpointStore, "rollback", lambda self: self.commit(lambda content: True))
+
+
+def _share_what_is_known(monkeypatch):
+    allocate = ComputedBlockAllocator.allocate_prefix
+
+    def shared(self, ids, chain, shared):
+        return allocate(self, ids, chain, next((index for index, one in enumerate(chain) if not self.has(one)),
+                                               (len(ids) - 1) // self._block_size))
+
+    monkeypatch.setattr(ComputedBlockAllocator, "allocate_prefix", shared)
+
+
+def _drop_restores(monkeypatch):
+    allocate = SlotTable.allocate
+    monkeypatch.setattr(SlotTable, "allocate", lambda self, seq_id, init=0, tag=0: allocate(self, seq_id))
+
+
+def _capture_one_token_late(monkeypatch):
+    orders = SlotTable.orders
+    monkeypatch.setattr(SlotTable, "orders", lambda self, seq_id, captures=(): orders(
+        self, seq_id, tuple((max(1, offset - 1), slot, tag) for offset, slot, tag in captures)))
+
+
+@pytest.mark.parametrize("breaks", [_keep_without_kv, _believe_in_failed_steps, _share_what_is_known, _drop_restores,
+                                    _capture_one_token_late])
+def test_what_is_broken_is_noticed(breaks, monkeypatch):
+    breaks(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(20):
+            play(random.Random(seed), 250)

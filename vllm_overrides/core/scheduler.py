@@ -153,10 +153,10 @@ class Scheduler(_stock.Scheduler):
             (seq, ) = seqs
             if seq.get_len() > self._get_prompt_limit(seq_group):
                 return seq.get_len()    # Uncut, so that the caller sees that it is too long.
-            if enable_chunking and self.slots is not None and not self.slots.num_free:
-                return 0
             # Asked anew until it is admitted: the cache moves on.
             seq.reset_state_for_recompute()
+            if enable_chunking and self.slots is not None and not self.slots.num_free:
+                return 0
             cached = self.prefixes.start(seq_group, seq) if self.prefixes is not None else 0
             if cached:
                 seq.data.update_num_computed_tokens(cached)

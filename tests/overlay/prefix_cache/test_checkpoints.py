@@ -48,6 +48,22 @@ def test_a_checkpoint_without_its_kv_is_not_kept():
     assert store.find(chain, 10).position == 160, "those of the one before are there: it would be gone otherwise"
 
 
+@pytest.mark.parametrize("slots", [64, 333])
+def test_a_full_pool_takes_the_grid_of_a_new_prompt(slots):
+    """The next prompt with the same beginning loses no more than a step of the grid, however many others came before."""
+    store, policy = CheckpointStore(Policy(), range(slots)), Policy()
+    for number in range(3 * slots):
+        chain = chain_of(number, 1000 // BLOCK)
+        for point in policy.points(1000, 0, slots):
+            store.capture(chain, point.position, point.key, point.saved)
+        store.commit(lambda content: True)
+        store.tick()
+        for position in (300, 640, 950):
+            found = store.find(chain, position // BLOCK)
+            assert found is not None and position - found.position <= 64, (number, position, found)
+    assert store.stats.evicted > slots
+
+
 def test_the_least_worth_gives_its_slot():
     store = CheckpointStore(POLICY, range(2))
     small, large = chain_of("small", 10), chain_of("large", 10)
@@ -57,6 +73,20 @@ def test_the_least_worth_gives_its_slot():
     assert store.capture(third, 160, False, 64) is None, "a grid point is worth less than both"
     assert taken(store, third, 128) and store.find(small, 10) is None and store.find(large, 10)
     assert store.stats.evicted == 1
+
+
+def test_the_latest_prompt_has_its_grid():
+    """Whatever earlier prompts left: nobody knows yet where the next one leaves it."""
+    store, length = CheckpointStore(POLICY, range(100)), 64 * 40 + 1
+    for name in range(30):
+        store.tick()
+        chain = chain_of(name, length // BLOCK)
+        wanted = POLICY.points(length, 0, 100)
+        found = [store.capture(chain, *point) for point in wanted]
+        store.commit(lambda content: True)
+        assert len(wanted) == 40 and all(found), f"prompt {name} misses {found.count(None)} of {len(wanted)}"
+    keys = sum(store.find(chain_of(name, length // BLOCK), length // BLOCK) is not None for name in range(30))
+    assert keys == 30, "at no key's cost"
 
 
 def test_who_takes_its_predecessor_s_slot_saves_what_that_saved():

@@ -43,7 +43,8 @@ class _Slots:
     def __init__(self, slots: range) -> None:
         self.size = len(slots)
         self.free = list(reversed(slots))
-        self._heap: list[_Entry] = []
+        # Of grid points and of keys.
+        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])
         self._arrivals = count()
 
     @property
@@ -52,20 +53,30 @@ class _Slots:
 
     def rank(self, checkpoint: Checkpoint, priority: float) -> None:
         checkpoint.entry = (priority, next(self._arrivals), checkpoint)
-        heapq.heappush(self._heap, checkpoint.entry)
-        if len(self._heap) > 2 * self.size + 64:
-            self._heap = [entry for entry in self._heap if entry[2].entry is entry]
-            heapq.heapify(self._heap)
+        heap = self._heaps[checkpoint.key]
+        heapq.heappush(heap, checkpoint.entry)
+        if len(heap) > 2 * self.size + 64:
+            heap[:] = [entry for entry in heap if entry[2].entry is entry]
+            heapq.heapify(heap)
 
     def lowest(self, priority: Callable[[Checkpoint], float]) -> Checkpoint | None:
         """Returns the checkpoint whose slot goes first; None if all must stay."""
-        while self._heap:
-            entry = self._heap[0]
+        heads = [entry for heap in self._heaps if (entry := self._lowest_of(heap, priority)) is not None]
+        return min(heads)[2] if heads else None
+
+    def lowest_grid(self, priority: Callable[[Checkpoint], float]) -> Checkpoint | None:
+        """Returns the grid point whose slot goes first."""
+        entry = self._lowest_of(self._heaps[False], priority)
+        return entry[2] if entry is not None else None
+
+    def _lowest_of(self, heap: list[_Entry], priority: Callable[[Checkpoint], float]) -> _Entry | None:
+        while heap:
+            entry = heap[0]
             checkpoint = entry[2]
             now = priority(checkpoint) if checkpoint.entry is entry else None
             if now is not None and now <= entry[0]:
-                return checkpoint
-            heapq.heappop(self._heap)
+                return entry
+            heapq.heappop(heap)
             if now is not None:
                 self.rank(checkpoint, now)
         return None
@@ -225,7 +236,10 @@ class CheckpointStore:
             # It would take its own predecessor's place, and save what that one saved, too.
             saved += self._saved(victim)
         if self.policy.priority(saved, key, 0, self._clock, self.num_slots) < victim.entry[0]:
-            return None
+            # Grid points are for who comes next: the latest prompt has its own, at the cost of an earlier one's.
+            victim = None if key else self._device.lowest_grid(self._priority)
+            if victim is None or victim.last_use >= self._clock:
+                return None
         slot = victim.slot
         if not self._demote(victim):
             self._remove(victim)

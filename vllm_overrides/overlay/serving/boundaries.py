@@ -10,6 +10,7 @@ computed.
 
 from __future__ import annotations
 
+import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,9 @@ from vllm.logger import init_logger
 from vllm.overlay.hybrid.plan import is_hybrid
 
 logger = init_logger(__name__)
+
+# The halves of one character, as JSON may spell it.
+_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 def wants_boundaries(model_config: Any, cache_config: Any) -> bool:
@@ -118,6 +122,13 @@ def watched(messages: Iterable[Any], ends: Ends, tokenizer: Any, chat_template: 
         yield WatchedMessages(messages, ends)
     finally:
         _begins.ends = None
+
+
+def repaired(places: Sequence[int], text: str) -> list[int]:
+    """Places in a text -> in what ``fields.well_formed`` makes of it: two halves become one character, and what stands
+    alone is replaced one for one."""
+    halves = [found.end() for found in _HALVES.finditer(text)]
+    return [place - bisect_right(halves, place) for place in places]
 
 
 def token_places(encoded: Any, places: Sequence[int]) -> list[int]:

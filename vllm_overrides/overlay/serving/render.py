@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from vllm.overlay.pictures.picture import Picture
-from vllm.overlay.serving.boundaries import Ends, shifted, token_places, watched
+from vllm.overlay.serving.boundaries import Ends, repaired, shifted, token_places, watched
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fields import well_formed
 from vllm.overlay.serving.hopeless import refuse_hopeless
@@ -112,7 +112,7 @@ class Renderer:
         # A text that ends with the message to be continued was cut there.
         places = [place for place in ends.places if place <= len(text)]
         if (proper := well_formed(text)) != text:
-            places = [len(well_formed(text[:place])) for place in places]
+            places = repaired(places, text)
             text = proper
         self._refuse_hopeless(text, request.options, "messages")
         text, ids, places = self._tokenised(text, request.options, secret, places)
