@@ -333,7 +333,8 @@ def main() -> int:
     for name, numbers in whole["summary"].items():
         print(f"{name:24s} " + "  ".join(f"{key} {value:g}" for key, value in numbers.items()))
     for name, verdict in whole["limits"].items():
-        print(f"{'kept' if verdict['kept'] else 'MISSED':6s} {name}: {verdict['measured']:g} (limit {verdict['limit']})")
+        print(f"{'kept' if verdict['kept'] else 'MISSED':6s} {name}: {verdict['measured']:g} "
+              f"(limit {verdict['limit']})")
     print(f"kept in {path}")
     return 0 if all(verdict["kept"] for verdict in whole["limits"].values()) else 1
 
