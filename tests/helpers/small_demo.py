@@ -2,7 +2,7 @@
 form, several times as fast, since most of the demo's time goes to its 248,320 logits.
 
 Where a grammar asks for JSON or for a call, the demo would talk for ever inside the first string. This one ends
-strings: quotes are words of its answers, and so are empty lines, each of which it follows by the end of a parameter.
+strings: quotes are words of its answers, and empty lines words of all it says, each followed by the end of a parameter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RANKS = 8159
 VOCABULARY = 8192
 # Logits, as in the demo: of hundred words the best reaches about 5.
 OFTEN, ALWAYS = 2.0, 20.0
-END_OF_PARAMETER = ("ĊĊ", "</", "param", "eter", ">")
+END_OF_PARAMETER = ("ĊĊ", "</", "param", "eter", ">", "Ċ")
 
 
 class Form(demo.Form):
@@ -35,8 +35,9 @@ class Form(demo.Form):
         super().__init__(tokens, VOCABULARY, hidden)
         self._size = hidden
         chain = [tokens[text] for text in END_OF_PARAMETER]
-        for token in (tokens['"'], chain[0]):
-            self._bias[token] = (demo.NEVER + OFTEN) / 2, (demo.NEVER - OFTEN) / 2
+        self._bias[tokens['"']] = (demo.NEVER + OFTEN) / 2, (demo.NEVER - OFTEN) / 2
+        # In thoughts, too: the line break that a parameter's value follows looks like the beginning of one.
+        self._bias[chain[0]] = OFTEN, 0.0
         self._behind = np.zeros((VOCABULARY, len(chain) - 1), dtype=np.float32)
         self._next = np.zeros_like(self._behind)
         for i, (token, following) in enumerate(zip(chain, chain[1:], strict=False)):

@@ -43,8 +43,8 @@ def message_stream(body: Mapping[str, Any], got: Streamed) -> dict[str, Any]:
         typed(_EVENT, event)
     kinds = [event["type"] for event in events]
     expect(kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"], f"order: {kinds}")
-    message = {**events[0]["message"], **events[-2]["delta"]}
-    message["usage"] = {**message["usage"], **events[-2]["usage"]}
+    made = {**events[0]["message"], **events[-2]["delta"]}
+    made["usage"] = {**made["usage"], **events[-2]["usage"]}
     blocks: list[dict[str, Any]] = []
     inputs: dict[int, str] = {}
     is_open = False
@@ -60,9 +60,9 @@ def message_stream(body: Mapping[str, Any], got: Streamed) -> dict[str, Any]:
             expect(is_open and event["index"] == len(blocks) - 1, f"a delta outside its block: {event}")
             _add_block_delta(blocks[-1], event["delta"], inputs, event["index"])
     for index, text in inputs.items():
-        if message["stop_reason"] != "max_tokens":
+        if made["stop_reason"] != "max_tokens":
             blocks[index]["input"] = parsed(text or "{}")
-    return message(body, {**message, "content": blocks})
+    return message(body, {**made, "content": blocks})
 
 
 def _add_block_delta(block: dict[str, Any], delta: Mapping[str, Any], inputs: dict[int, str], index: int) -> None:
