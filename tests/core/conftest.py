@@ -18,8 +18,6 @@ def stock_core(monkeypatch):
     from vllm.overlay.prefix_cache.stats import PrefixCacheStats
 
     class StockScheduler(scheduler_stock.Scheduler):
-        # Where our engine says how large a checkpoint is; stock has none.
-        cache_stats = PrefixCacheStats()
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)

@@ -17,6 +17,13 @@ Part = dict[str, Any]
 # White space inside JSON, at most once where JSON allows any: a blank, or a line break with indentation. Without a
 # limit a model that has lost its way writes blanks until its last token.
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,60}"
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False, ), "propertyNames": (True, {}, {"type": "string"}), "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}), "dependentRequired": ({}, ), "dependentSchemas": ({}, )}
+# Keywords whose values hold schemas.
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_SINGLE = frozenset({"items", "additionalProperties", "not", "contains", "if", "then", "else"})
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -30,7 +37,26 @@ def json_part(schema: Any, *, lenient: bool = False, whitespace: str | None = No
                                "json_allow_general_unicode_escapes": True}
     if lenient:
         options["lenient"] = True
-    return {"json_schema": {**schema, "x-guidance": options}}
+    return {"json_schema": {**_without_idle(schema), "x-guidance": options}}
+
+
+def _without_idle(schema: Any) -> Any:
+    """The schema without keywords that demand nothing, which llguidance would refuse by their name alone, and which
+    libraries that write schemas like to write."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for keyword, value in schema.items():
+        if keyword in _IDLE and any(value == idle and type(value) is type(idle) for idle in _IDLE[keyword]):
+            continue
+        if keyword in _MAPS and isinstance(value, dict):
+            value = {name: _without_idle(one) for name, one in value.items()}
+        elif keyword in _LISTS and isinstance(value, list):
+            value = [_without_idle(one) for one in value]
+        elif keyword in _SINGLE:
+            value = _without_idle(value)
+        kept[keyword] = value
+    return kept
 
 
 def regex_part(pattern: str) -> Part:

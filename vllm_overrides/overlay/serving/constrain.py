@@ -174,8 +174,11 @@ def _callable(tools: Tools, choice: ToolChoice) -> list[str]:
 
 
 def _made(structure: Structure) -> tuple[Part, str]:
-    part = structure.make()
-    return part, alone(part)
+    try:
+        part = structure.make()
+        return part, alone(part)
+    except RecursionError:
+        raise GrammarError("nested too deeply") from None
 
 
 def _whole(part: Part | None, rules: str | None, breaks: bool) -> str:

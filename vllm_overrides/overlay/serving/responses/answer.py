@@ -86,7 +86,8 @@ class ResponsesAnswer(ConversationAnswer):
         extra = {name: value for name, value in counts.items() if name not in (
             "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")}
         return {"input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": self.cached},
+                # Of OpenAI's prices: writing to the cache costs nothing here, and its client's type has to have it.
+                "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
                 "output_tokens": counts["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in self.choices)},
                 "total_tokens": counts["total_tokens"], **extra}

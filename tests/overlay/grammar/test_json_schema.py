@@ -1,0 +1,187 @@
+"""JSON Schema: the official suite, and 200 schemas as they come, which compile or are refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tests.helpers import json_schema_suite as suite
+from tests.helpers.fake_engine import EOS, ids, tokenizer
+from vllm.overlay.grammar.constraint import Constraint
+from vllm.overlay.grammar.follower import Follower
+from vllm.overlay.serving.constrain import Constrainer, Markers
+from vllm.overlay.serving.errors import RequestError
+from vllm.overlay.serving.structured import read_structure
+
+# The only instances of the suite that a grammar takes and must not.
+NOT_COUNTED = {"format: date": "days of February", "format: date-time": "leap seconds", "format: time": "leap seconds"}
+GENERATED = 180
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, suite.Keyword]:
+    try:
+        return suite.check()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+
+
+def test_no_wrong_instance_is_taken(found):
+    wrong = {name: keyword.invalid for name, keyword in found.items() if keyword.invalid and name not in NOT_COUNTED}
+    assert not wrong, wrong
+    assert sum(keyword.rejected for keyword in found.values()) > 350, "so many wrong instances were tried"
+
+
+def test_what_is_never_written_is_another_way_to_write_the_same(found):
+    """Another order of properties, 1.0 for 1, and formats that the suite counts as comments."""
+    narrower = [(name, case) for name, keyword in found.items() for case in keyword.narrower]
+    allowed = re.compile("float|1.0|0.0|fractional|property order|only an annotation|0 does not match|quoted.string|"
+                         "mixed format|allOf: allOf|email|IP")
+    other = [case for case in narrower if not allowed.search(": ".join(case))]
+    assert not other and len(narrower) < 60, other
+
+
+def test_the_table_in_the_docs_is_this_one(found):
+    assert suite.documented() == suite.table(found), "python -m tests.helpers.json_schema_suite writes it anew"
+
+
+def vendored() -> dict[str, Any]:
+    """Schemas of well-known configuration files, up to 2 MB long."""
+    spec = importlib.util.find_spec("check_jsonschema")
+    assert spec and spec.origin, "check-jsonschema is missing: bash requirements/setup.sh test installs it"
+    found = (Path(spec.origin).parent / "builtin_schemas").rglob("*.json")
+    return {one.name: json.loads(one.read_text(encoding="utf-8")) for one in found}
+
+
+class Schemas:
+    """Random schemas of all keywords, some of them wrong. Few of the generated are impossible."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def one(self, depth: int = 0) -> Any:
+        rng = self.rng
+        kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]
+        if depth < 3:
+            kinds += ["object", "object", "array", "anyOf", "allOf", "oneOf", "types", "odd"]
+        kind = rng.choice(kinds)
+        make = getattr(self, kind, None)
+        return make(depth) if make else {"type": kind}
+
+    def string(self, _: int) -> Any:
+        rng = self.rng
+        return {"type": "string", **rng.choice([
+            {}, {"minLength": rng.randint(0, 5), "maxLength": rng.randint(3, 40)},
+            {"format": rng.choice(["date", "email", "uuid", "ipv4", "date-time", "regex", "haiku"])},
+            {"pattern": rng.choice(["^a+$", "x", "[0-9]{2,3}", "^(a|b)+$", "(?=a)", "\\bx", "[z-a]", "^\\d{3}$"])}])}
+
+    def integer(self, _: int) -> Any:
+        rng = self.rng
+        return {"type": rng.choice(["integer", "number"]), **rng.choice([
+            {}, {"minimum": rng.randint(-50, 50)}, {"minimum": 1, "exclusiveMaximum": rng.randint(0, 1000)},
+            {"multipleOf": rng.choice([2, 0.5, 7, -3])}, {"maximum": 10**rng.randint(1, 30)}])}
+
+    def enum(self, _: int) -> Any:
+        return {"enum": self.rng.choice([["a", "b"], [1, "x", None], [{"a": 1}, [1, 2]], [], ["é", "\"", "\\"]])}
+
+    def const(self, _: int) -> Any:
+        return {"const": self.rng.choice(["x", 5, None, {"a": [1]}, -0.5])}
+
+    def object(self, depth: int) -> Any:
+        rng = self.rng
+        names = rng.sample(["name", "age", "é", "a b", "x\"y", "", "list"], rng.randint(0, 4))
+        return {"type": "object", "properties": {name: self.one(depth + 1) for name in names},
+                "required": rng.sample(names, rng.randint(0, len(names))), **rng.choice([
+                    {}, {"additionalProperties": False}, {"additionalProperties": self.one(depth + 1)},
+                    {"patternProperties": {"^x": self.one(depth + 1)}}, {"minProperties": 1}, {"propertyNames": {}},
+                    {"dependentRequired": {"a": ["b"]}}])}
+
+    def array(self, depth: int) -> Any:
+        rng = self.rng
+        return {"type": "array", "items": self.one(depth + 1), **rng.choice([
+            {}, {"minItems": rng.randint(0, 3), "maxItems": rng.randint(1, 5)}, {"prefixItems": [self.one(depth + 1)]},
+            {"uniqueItems": rng.choice([True, False])}, {"contains": {"type": "string"}}])}
+
+    def combined(self, depth: int, keyword: str) -> Any:
+        return {keyword: [self.one(depth + 1) for _ in range(self.rng.randint(1, 3))]}
+
+    def anyOf(self, depth: int) -> Any:
+        return self.combined(depth, "anyOf")
+
+    def oneOf(self, depth: int) -> Any:
+        return self.combined(depth, "oneOf")
+
+    def allOf(self, depth: int) -> Any:
+        return self.combined(depth, "allOf")
+
+    def types(self, _: int) -> Any:
+        return {"type": self.rng.sample(["string", "integer", "null", "boolean", "array"], 2)}
+
+    def odd(self, depth: int) -> Any:
+        return self.rng.choice([
+            {}, True, False, {"$ref": "#"}, {"$ref": "#/$defs/no"}, {"type": "wat"}, {"not": {}}, {"type": []},
+            {"if": {"type": "string"}, "then": {"minLength": 2}},
+            {"$ref": "#/$defs/n", "$defs": {"n": self.one(depth + 1)}},
+            {"properties": []}, {"required": "x"}, {"items": [1]}, {"minLength": "x"}, {"enum": "x"}, {"maxItems": -1}])
+
+
+def walk(grammar: str, vocabulary, seed: int) -> str | None:
+    """A text of the grammar, chosen at random among short ones; None where that takes too long."""
+    from llguidance import LLMatcher
+
+    one = Follower(Constraint(grammar), LLMatcher(vocabulary, grammar, log_level=0), ends=(EOS, ))
+    rng, tokens, closing = random.Random(seed), [], set(ids('"')) | set(ids("}")) | set(ids("]")) | {EOS}
+    mask = np.empty(-(-len(tokenizer()) // 32), np.uint32)
+    while len(tokens) < 400:
+        one.follow(tokens)
+        one.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        assert one.finish(mask), one.failed
+        allowed = np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0].tolist()
+        ending = [token for token in allowed if token in closing]
+        token = rng.choice(ending if ending and rng.random() < 0.4 else allowed)
+        if token == EOS:
+            return tokenizer().decode(tokens)
+        tokens.append(token)
+    return None
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_two_hundred_schemas_compile_or_are_refused_by_name(strict, vocabulary):
+    """Random outputs of those that compile are instances of the schema, by jsonschema's own judgement."""
+    schemas = {**vendored(), **{f"generated {seed}": Schemas(seed).one() for seed in range(GENERATED)}}
+    assert len(schemas) >= 200
+    constrainer = Constrainer(tokenizer(), Markers())
+    compiled, refused, checked, slowest = [], {}, 0, 0.0
+    for name, schema in schemas.items():
+        began = time.perf_counter()
+        try:
+            structure = read_structure({"response_format": {"type": "json_schema", "json_schema": {
+                "name": "x", "schema": schema, "strict": strict}}})
+            constraint = asyncio.run(constrainer.of_completion(structure))
+            compiled.append(name)
+        except RequestError as error:
+            assert error.status == 400 and error.param.startswith("response_format.json_schema") and error.message
+            assert "\n" not in error.message and len(error.message) < 600, error.message
+            refused[name] = error.message
+            continue
+        finally:
+            slowest = max(slowest, time.perf_counter() - began)
+        if strict and name.startswith("generated"):
+            text = walk(constraint.grammar, vocabulary, len(name))
+            if text is not None:
+                jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+                checked += 1
+    constrainer.close()
+    print(f"{len(compiled)} compiled, {len(refused)} refused, {checked} outputs checked, slowest {slowest:.2f} s")
+    assert len(compiled) >= (80 if strict else 120) and len(refused) >= 10, (len(compiled), refused)
+    assert slowest < 20 and (not strict or checked >= 60), (slowest, checked)
