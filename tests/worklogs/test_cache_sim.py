@@ -6,6 +6,7 @@ import pytest
 from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
 from vllm.overlay.prefix_cache.policy import Policy
 from worklogs import cache_sim
+from worklogs.replay_trace import Request
 
 CLASSES = (Policy, CheckpointStore)
 # Short prompts only, so that a replay takes a second: the first turns and their successors.
@@ -112,3 +113,46 @@ def test_bad_input_is_one_line(arguments, words, capsys):
     assert cache_sim.main(["--count", "5", "--rule", "server", "--no-progress", *arguments], CLASSES) == 1
     error = capsys.readouterr().err.strip()
     assert words in error and error.startswith("cache_sim: ") and "\n" not in error
+
+
+def completions(times):
+    """Plain completions, which name no boundaries: pairs with a shared prefix, in between prompts of all lengths.
+    Returns them, and (index, length of the prefix) of the second of each pair."""
+    number, requests, pairs = cache_sim.replay_trace.np.arange(1, 1 << 20), [], []
+    used = 0
+
+    def add(length, begin=(), shared=0):
+        nonlocal used
+        new = length // 16 - shared // 16
+        keys = cache_sim.replay_trace.np.concatenate([begin[:shared // 16], number[used:used + new]]).astype("int64")
+        used += new
+        requests.append(Request(len(requests), length, 1, keys, keys[:0], (), -1, shared))
+        return keys
+
+    for _ in range(times):
+        for step in range(35):
+            add(round(20 * 250**(step / 34)))
+        for prefix in (300, 1000, 3000, 6000):
+            for suffix in (20, 500, 4000):
+                keys = add(prefix + suffix)
+                add(prefix + suffix, keys, prefix)
+                pairs.append((len(requests) - 1, prefix))
+    return requests, pairs
+
+
+@pytest.mark.parametrize("slots", [333, 667])
+def test_a_full_pool_loses_no_more_than_the_grid(slots):
+    """The second sighting of a prefix that nobody announced, however many prompts came before (issue C's table)."""
+    requests, pairs = completions(4)
+    pool = cache_sim.KvPool(32_768)
+    store = cache_sim.ServerStore(CheckpointStore, Policy(), slots, 0, pool, 2048)
+    hits, admit = {}, store.admit
+
+    def noting(request, hit, known):
+        hits[request.index] = hit
+        admit(request, hit, known)
+
+    store.admit = noting
+    cache_sim.replay(requests, [0] * len(requests), pool, store, 1)
+    lost = [(index, prefix, prefix - hits[index]) for index, prefix in pairs if prefix - hits[index] > 64]
+    assert store.evicted > 2 * slots and not lost, lost

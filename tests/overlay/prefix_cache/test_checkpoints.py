@@ -50,7 +50,7 @@ def test_a_checkpoint_without_its_kv_is_not_kept():
 
 @pytest.mark.parametrize("slots", [64, 333])
 def test_a_full_pool_takes_the_grid_of_a_new_prompt(slots):
-    """The next prompt with the same beginning loses no more than a step of the grid, however many others came before."""
+    """The next prompt with the same beginning loses no more than a step of the grid, whatever came before."""
     store, policy = CheckpointStore(Policy(), range(slots)), Policy()
     for number in range(3 * slots):
         chain = chain_of(number, 1000 // BLOCK)

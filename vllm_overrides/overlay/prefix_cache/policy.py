@@ -101,7 +101,8 @@ class Policy:
         conversation goes on and leaves a later checkpoint behind. last_use: admitted requests before it was taken or
         hit. slots: on the device.
         """
-        worth = max(saved, 1) * (1.0 if key else self.grid_weight) * max(hits, 1)
+        # A grid with gaps is not worth more than one without: else what is left of old ones keeps out the new ones.
+        worth = max(saved if key else min(saved, self.grid) * self.grid_weight, self.grid_weight) * max(hits, 1)
         return math.log2(worth) + last_use / max(1.0, self.half_life * slots)
 
     def worth_moving(self, saved: int) -> bool:
