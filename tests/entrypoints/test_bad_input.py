@@ -151,6 +151,7 @@ def test_api_keys():
     assert http.post(CHAT, json=body, headers={"Authorization": "Bearer secret"}).status_code == 200
     assert http.get("/health").status_code == 200
     assert http.get("/v1/models").status_code == 401
+    assert http.get("/v1/models", headers={"authorization": "bearer secret"}).status_code == 200
     several = client(FakeEngine(), arguments=["--api-key", "one", "two"])
     for key, status in (("one", 200), ("two", 200), ("three", 401), ("one two", 401)):
         response = several.get("/v1/models", headers={"Authorization": f"Bearer {key}"})

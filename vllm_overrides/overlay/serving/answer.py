@@ -128,7 +128,7 @@ class Answer(ABC):
         log_request(
             id=self.id, stream=self.options.stream, prompts=len(self.prompts) if len(self.prompts) > 1 else None,
             n=self.options.samples if self.options.samples > 1 else None, prompt_tokens=counts["prompt_tokens"],
-            cached_tokens=self.cached_tokens, max_tokens=self.options.max_tokens, completion_tokens=generated,
+            cached_tokens=self.cached, max_tokens=self.options.max_tokens, completion_tokens=generated,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices) or None, ttft_s=first,
             total_s=total, tps=generated / total if total > 0 else None,
             decode_tps=(generated - 1) / decoding if decoding else None, finish=", ".join(finishes) or None,
