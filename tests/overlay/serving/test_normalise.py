@@ -74,7 +74,7 @@ def test_unknown_fields_are_ignored():
     ({"temperature": -0.0}, "temperature", 0.0), ({"seed": -0.0}, "seed", 0),
     ({"return_token_ids": True}, "return_token_ids", True), ({"return_tokens_as_token_ids": False}, "tokens_as_ids",
                                                              False),
-    ({"bad_words": ["a", "b c"]}, "bad_words", ("a", "b c")), 
+    ({"bad_words": ["a", "b c"]}, "bad_words", ("a", "b c")),
     ({"request_id": "my id"}, "request_id", "my id"), ({"length_penalty": 1.0}, "n", 1),
 ])
 def test_fields(body, field, value):
