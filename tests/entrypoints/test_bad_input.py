@@ -179,7 +179,8 @@ def test_too_high_a_limit_is_named_as_the_client_wrote_it():
 ])
 def test_half_a_character_that_comes_back(body):
     """JSON can escape it, UTF-8 cannot carry it: the answer has a replacement character."""
-    raw = json.dumps({"model": "llm", "messages": USER, "max_tokens": 3, **body})
-    response = client(FakeEngine()).post(CHAT, content=raw)
+    raw = json.dumps({"model": "llm", "messages": USER, "max_tokens": 100, **body})
+    call = "</think><tool_call>\n<function=a\ufffd>\n</function>\n</tool_call>"
+    response = client(FakeEngine(call)).post(CHAT, content=raw)
     assert response.status_code == 200, response.text
     assert "a\ufffd" in response.text
