@@ -120,7 +120,7 @@ def cases() -> Iterator[tuple[str, str, str, str]]:
     for name, (expression, text) in EXPRESSIONS.items():
         yield "regex", name, alone(regex_part(expression)), text
     tools = [Tool(name, schema) for name, schema, _ in TOOLS]
-    rules = calls_rules(tools, [tool.name for tool in tools], opens=248058, closes=248059, one=False)
+    rules, _ = calls_rules(tools, [tool.name for tool in tools], opens=248058, closes=248059, one=False)
     for name, _, arguments in TOOLS:
         inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
         yield "calls", name, alone({"lark_grammar": f"start: calls\n{rules}"}), (

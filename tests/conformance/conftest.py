@@ -18,12 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """As `make serve` starts it, and with what lets tests force outputs."""
+    """As `make serve` starts it, and with what lets tests force outputs and see what is left of requests."""
     port = free_port()
     environment = {**os.environ, "PYTHON": sys.executable, "NAME": "llm", "HOST": "127.0.0.1", "PORT": str(port),
                    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    started = ServerProcess(["bash", ROOT / "requirements/serve.sh", small_demo(), "--middleware",
-                             "tests.conformance.forcing.Forcing"], port,
+    started = ServerProcess(["bash", ROOT / "requirements/serve.sh", small_demo(),
+                             "--middleware", "tests.conformance.forcing.Forcing",
+                             "--middleware", "tests.conformance.inside.Inside"], port,
                             tmp_path_factory.mktemp("conformance") / "log", environment)
     try:
         yield started.wait_until_ready()

@@ -113,6 +113,22 @@ def test_greedy_answers_repeat(demo):
     assert answers[0]["choices"] == answers[1]["choices"]
 
 
+def test_structured_output(demo):
+    """The checks t8 and t9 of the platform as far as a random model can show them, and a call that must come."""
+    person = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {
+        "type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"], "additionalProperties": False}
+    off = {"chat_template_kwargs": {"thinking": False, "enable_thinking": False}, "temperature": 0}
+    named = {"type": "json_schema", "json_schema": {"name": "person", "schema": person, "strict": True}}
+    for fields in (off, {"thinking_token_budget": 20}):
+        choice, = demo.ask(response_format=named, max_tokens=300, **fields)["choices"]
+        content = json.loads(choice["message"]["content"])
+        assert set(content) == {"name", "age"} and 0 <= content["age"] <= 150 and choice["finish_reason"] == "stop"
+    cut, = demo.ask(response_format={"type": "json_object"}, max_tokens=40, **off)["choices"]
+    assert cut["message"]["content"].startswith("{") or cut["finish_reason"] == "stop", cut
+    forced, = demo.ask(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=60, **off)["choices"]
+    assert forced["message"]["tool_calls"][0]["function"]["name"] == "get_weather", forced
+
+
 def test_history_with_calls(demo):
     """What an agent sends back: null content, arguments as text or object, extra keys, several system messages."""
     call = {"id": "c1", "index": 0, "type": "function",

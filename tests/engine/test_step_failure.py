@@ -185,3 +185,25 @@ def test_the_engine_process(qwen2, plain, tmp_path):
 
     asyncio.run(main())
     thread.join(20)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_device_that_answers_no_more(engine, monkeypatch, answers):
+    """An error that every further call repeats: going on would fail every request for ever."""
+    import torch
+
+    def synchronize():
+        if not answers:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    add(engine, "0", PROMPTS[0], greedy(TOKENS))
+    break_model(engine, 2)
+    with pytest.raises(StepFailed if answers else Broken):
+        drain(engine)
+    monkeypatch.undo()
+    # Where nothing was survived, it is still there, and what it should have computed is not.
+    engine.scheduler[0].step_failed()
+    engine.abort_request("0")
+    drain(engine)

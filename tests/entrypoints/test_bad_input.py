@@ -151,6 +151,7 @@ def test_api_keys():
     assert http.post(CHAT, json=body, headers={"Authorization": "Bearer secret"}).status_code == 200
     assert http.get("/health").status_code == 200
     assert http.get("/v1/models").status_code == 401
+    assert http.get("/v1/models", headers={"authorization": "bearer secret"}).status_code == 200
     several = client(FakeEngine(), arguments=["--api-key", "one", "two"])
     for key, status in (("one", 200), ("two", 200), ("three", 401), ("one two", 401)):
         response = several.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -178,7 +179,8 @@ def test_too_high_a_limit_is_named_as_the_client_wrote_it():
 ])
 def test_half_a_character_that_comes_back(body):
     """JSON can escape it, UTF-8 cannot carry it: the answer has a replacement character."""
-    raw = json.dumps({"model": "llm", "messages": USER, "max_tokens": 3, **body})
-    response = client(FakeEngine()).post(CHAT, content=raw)
+    raw = json.dumps({"model": "llm", "messages": USER, "max_tokens": 100, **body})
+    call = "</think><tool_call>\n<function=a\ufffd>\n</function>\n</tool_call>"
+    response = client(FakeEngine(call)).post(CHAT, content=raw)
     assert response.status_code == 200, response.text
     assert "a\ufffd" in response.text

@@ -327,7 +327,10 @@ def test_tokens_shown_as_ids_by_request():
 def test_the_clients_own_id():
     """Two requests may have one; the engine never hears it."""
     engine = FakeEngine()
-    for _ in range(2):
-        assert post(client(engine), request_id="mine")["id"] == "chatcmpl-mine"
+    for streamed in (False, True):
+        response = client(engine).post("/v1/chat/completions", json={"model": "llm", "messages": [
+            {"role": "user", "content": "hi"}], "request_id": "mine", "stream": streamed})
+        assert response.headers["x-request-id"] == "chatcmpl-mine"
+        assert streamed or response.json()["id"] == "chatcmpl-mine"
     assert len({request_id for _, _, request_id in engine.requests}) == 2
     assert {chunk["id"] for chunk in stream(client(engine), request_id="mine")} == {"chatcmpl-mine"}

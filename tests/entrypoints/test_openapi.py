@@ -27,7 +27,7 @@ BEYOND_A_SCHEMA = frozenset({
     "tools", "tool_choice", "functions", "function_call", "logit_bias", "best_of", "n", "min_tokens", "logprobs",
     "top_logprobs", "prompt_logprobs", "response_format", "structured_outputs", "guided_json", "guided_regex",
     "guided_choice", "guided_grammar", "chat_template", "chat_template_kwargs", "reasoning", "reasoning_effort",
-    "thinking", "stream_options", "bad_words", "logprob_token_ids", "use_beam_search", "prompt_embeds", "stop",
+    "thinking", "stream_options", "logprob_token_ids", "use_beam_search", "prompt_embeds", "stop",
     "stop_token_ids", "allowed_token_ids", "request_id", "suffix", "modalities", "truncate_prompt_tokens", "echo",
     "continue_final_message", "repetition_penalty", "output_config", "output_format", "text", "previous_response_id",
     "conversation", "prompt", "background", "input", "messages", "enable_thinking", "guided_json_object",

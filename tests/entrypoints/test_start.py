@@ -63,7 +63,7 @@ from tests.helpers.fake_engine import FakeEngine
 from vllm.overlay.serving import engine_client, server
 
 @contextlib.asynccontextmanager
-async def made_up(engine_args, config):
+async def made_up(engine_args, config, policy):
     yield engine_client.Engine(FakeEngine())
 
 def ask():

@@ -30,8 +30,8 @@ from tests.run import Result, conclude, keep, run_all  # noqa: E402
 HERE = ROOT / "tests/torch21"
 USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 CACHE = Path(os.environ.get("VLLM_OVERLAY_CACHE") or USER_CACHE / "vllm-overlay")
-SUITES = ("overlay/kernels", "overlay/hybrid", "overlay/attention", "overlay/test_rebind.py", "chat_template", "core",
-          "models", "worker")
+SUITES = ("overlay/kernels", "overlay/grammar", "overlay/hybrid", "overlay/attention", "overlay/test_rebind.py",
+          "chat_template", "core", "models", "worker")
 VENDOR_SUITES = ("overlay", "chat_template", "core", "models", "worker", "engine", "entrypoints", "e2e")
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "pydantic", "fastapi", "starlette", "uvicorn")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.engine import llm_engine_stock as _stock
+from vllm.logger import init_logger
 from vllm.outputs import EmbeddingRequestOutput, RequestOutput
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.fanout import FanOut, FanOuts
@@ -20,6 +21,8 @@ from vllm.overlay.prefix_cache.stats import total
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.sequence import SequenceGroup
+
+logger = init_logger(__name__)
 
 # An engine that has only grammars to wait for looks for new requests so often.
 _PATIENCE_S = 0.005
@@ -126,9 +129,13 @@ class LLMEngine(_stock.LLMEngine):
         for request_id, add in self.grammars.due():
             try:
                 add()
-            except ValueError as error:
+            except Exception as error:
                 self.abort_request(request_id)
-                self._report(Refused(str(error), [request_id]))
+                if isinstance(error, ValueError):
+                    self._report(Refused(str(error), [request_id]))
+                else:
+                    logger.exception("request %s could not be added", request_id)
+                    self._report(StepFailed(f"it could not be added: {type(error).__name__}: {error}", [request_id]))
         return bool(self.grammars) and not super().has_unfinished_requests()
 
     def step(self) -> list[RequestOutput | EmbeddingRequestOutput]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from tests.helpers.fake_engine import ids, tokenizer
 from tests.helpers.forced import call
+from tests.helpers.random_schemas import Schemas
 from vllm.overlay.grammar.constraint import Constraint
 from vllm.overlay.grammar.vocabulary import make_vocabulary
 from vllm.overlay.serving.constrain import Constrainer, Markers
@@ -134,8 +136,36 @@ def test_a_strict_tool_with_a_broken_schema_that_must_be_called_is_refused_by_na
         assert refused.value.param == "tools" and refused.value.status == 400
 
 
+PATCH = {"type": "custom", "name": "patch", "format": {
+    "type": "grammar", "syntax": "lark",
+    "definition": 'start: "*** Begin" LF line+ "*** End" LF?\nline: /[+-][^\\n]*/ LF\nLF: "\\n"'}}
+SQL = {"type": "custom", "custom": {"name": "sql", "format": {"type": "grammar", "grammar": {
+    "syntax": "regex", "definition": "SELECT [a-z]+;"}}}}
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "required"}, {"parallel_tool_calls": False}])
+def test_what_custom_tools_take_follows_their_grammar(admits, constrainer, choice):
+    body = {"tools": [PATCH, SQL, *TOOLS], **choice}
+    assert constraint(constrainer, **body).free == (choice.get("tool_choice") is None)
+    for good in ("*** Begin\n+a\n-b c\n*** End", "*** Begin\n+x\n*** End\n"):
+        assert admits(body, call("patch", ("input", good))), good
+    for bad in ("*** Begin\n*** End", "+a", "", "*** Begin\n+a\n"):
+        assert not admits(body, call("patch", ("input", bad))), bad
+    assert admits(body, call("sql", ("input", "SELECT a;"))) and not admits(body, call("sql", ("input", "DROP a;")))
+    assert not admits(body, call("patch")) and admits(body, call("now"))
+
+
+def test_a_custom_tool_whose_grammar_is_none_takes_any_text(admits):
+    for broken in ("start: (", "root ::= (", "start: other"):
+        tool_of = {**PATCH, "format": {**PATCH["format"], "definition": broken}}
+        body = {"tools": [tool_of, SQL], "tool_choice": "required"}
+        assert admits(body, call("patch", ("input", "anything\nat all")))
+        assert not admits(body, call("sql", ("input", "DROP a;")))
+
+
 def test_names_that_no_call_can_hold(constrainer, admits):
     odd = [tool("a\nb"), tool("<x>"), tool(" blank "), tool("x" * 300)]
+    assert constraint(constrainer, tools=odd, parallel_tool_calls=False) is None, "nothing that needs a grammar"
     with pytest.raises(RequestError, match="None of the tools can be called") as refused:
         constraint(constrainer, tools=odd, tool_choice="required")
     assert refused.value.param == "tools"
@@ -193,6 +223,36 @@ def test_allowed_tools_that_are_wrong(constrainer, choice, field):
     with pytest.raises(RequestError) as refused:
         constraint(constrainer, tools=TOOLS, tool_choice=choice)
     assert refused.value.param == field, refused.value.message
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_no_schema_of_a_tool_is_more_than_refused(constrainer, strict):
+    """Broken ones too; and where no call is forced, none is refused."""
+    refused = 0
+    for seed in range(150):
+        schemas = Schemas(seed)
+        parameters = [schemas.one(1), {"type": "object", "properties": {"a": schemas.one(1), "b": schemas.odd(1)},
+                                       "required": schemas.rng.choice([["a"], ["c"], [["a"]], "a", None])}]
+        tools = [tool(f"t{i}", one, strict=strict) for i, one in enumerate(parameters)]
+        for choice in ("auto", "required"):
+            try:
+                made = constraint(constrainer, tools=tools, tool_choice=choice)
+                assert (made is None) == (choice == "auto" and not strict)
+            except RequestError as error:
+                assert choice == "required" and strict and error.param == "tools" and "\n" not in error.message
+                refused += 1
+    assert (refused > 20) == strict, refused
+
+
+def test_without_the_library_only_what_needs_it_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    made = Constrainer(tokenizer(), Markers(END_THINK, CALL, END_CALL))
+    assert constraint(made, True, tools=STRICT, parallel_tool_calls=False) is None
+    assert constraint(made, True, tools=STRICT, thinking_budget=3).thought_budget == 3
+    for body in ({"tools": TOOLS, "tool_choice": "required"}, {"tools": TOOLS, **OBJECT}):
+        with pytest.raises(RequestError, match="cannot keep to grammars"):
+            constraint(made, **body)
+    made.close()
 
 
 def test_a_hundred_strict_tools_are_one_grammar(constrainer):

@@ -74,6 +74,7 @@ def test_unknown_fields_are_ignored():
     ({"temperature": -0.0}, "temperature", 0.0), ({"seed": -0.0}, "seed", 0),
     ({"return_token_ids": True}, "return_token_ids", True), ({"return_tokens_as_token_ids": False}, "tokens_as_ids",
                                                              False),
+    ({"bad_words": ["a", "b c"]}, "bad_words", ("a", "b c")),
     ({"request_id": "my id"}, "request_id", "my id"), ({"length_penalty": 1.0}, "n", 1),
 ])
 def test_fields(body, field, value):
@@ -98,7 +99,8 @@ def test_logprobs_mean_two_things():
     ({"max_tokens": True}, "max_tokens"), ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"n": 0}, "n"), ({"n": 10**9}, "n"),
     ({"n": 2, "best_of": 1}, "best_of"), ({"best_of": 2, "stream": True}, "best_of"),
-    ({"best_of": 10**9}, "best_of"), ({"bad_words": ["x"]}, "bad_words"), ({"bad_words": "x"}, "bad_words"),
+    ({"best_of": 10**9}, "best_of"), ({"bad_words": [" "]}, "bad_words"), ({"bad_words": "x"}, "bad_words"),
+    ({"bad_words": ["x"] * 129}, "bad_words"), ({"bad_words": ["x" * 5000]}, "bad_words"),
     ({"logprob_token_ids": [1]}, "logprob_token_ids"), ({"truncation_side": "middle"}, "truncation_side"),
     ({"request_id": "x" * 129}, "request_id"), ({"request_id": "a\nb"}, "request_id"),
     ({"request_id": 5}, "request_id"),
@@ -117,7 +119,8 @@ def test_logprobs_mean_two_things():
     ({"frequency_penalty": 2.1}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": 1e-38}, "repetition_penalty"),
     ({"seed": 2**64}, "seed"), ({"seed": "x"}, "seed"), ({"stop": 5}, "stop"), ({"stop": ["x", 5]}, "stop[1]"),
-    ({"stop": ["x", ""]}, "stop"), ({"stop": ["x"] * 65}, "stop"), ({"stream": "yes"}, "stream"), ({"stream_options": "yes"}, "stream_options"),
+    ({"stop": ["x", ""]}, "stop"), ({"stop": ["x"] * 65}, "stop"),
+    ({"stream": "yes"}, "stream"), ({"stream_options": "yes"}, "stream_options"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias.5"),
     ({"logit_bias": [1]}, "logit_bias"),

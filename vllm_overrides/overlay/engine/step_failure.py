@@ -3,6 +3,8 @@ checkpoint was not begun, and fails nobody: its requests are computed again with
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput, RequestOutputFactory
 from vllm.overlay.hybrid.checkpoint_error import CheckpointError
@@ -35,11 +37,22 @@ def can_go_on(engine: Any, virtual_engine: int) -> bool:
     engine thinks.
 
     Of several ranks that exchange tensors one may be left waiting for another. What a scheduler leaves behind when it
-    raises itself is unknown.
+    raises itself is unknown. And a device may refuse everything from then on.
     """
-    return (_ranks_are_together(engine) and not engine.scheduler_config.is_multi_step
+    return (_device_answers() and _ranks_are_together(engine) and not engine.scheduler_config.is_multi_step
             and engine.speculative_config is None and not engine.model_config.use_async_output_proc
             and engine.scheduler_contexts[virtual_engine].scheduler_outputs is not None)
+
+
+def _device_answers() -> bool:
+    """After an illegal access, or an assertion in a kernel, a CUDA context raises the same error for ever."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _ranks_are_together(engine: Any) -> bool:

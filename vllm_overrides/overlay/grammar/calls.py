@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.overlay.grammar.source import json_part, literal
+from vllm.overlay.grammar.source import Part, grammar_part, json_part, literal, regex_part
 from vllm.overlay.serving.parse.arguments import value_types
 
 _END_VALUE = "\n</parameter>\n"
@@ -48,10 +48,12 @@ class Untypable(ValueError):
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that may be called. schema: of its parameters."""
+    """A function that may be called. schema: of its parameters. text: of a tool that takes free text, the grammar of
+    that text: (``lark`` or ``regex``, definition), or None."""
 
     name: str
     schema: Mapping[str, Any]
+    text: tuple[str, str] | None = None
 
     @property
     def callable(self) -> bool:
@@ -59,30 +61,43 @@ class Tool:
         return _fits(self.name)
 
 
-def calls_rules(tools: Sequence[Tool], typed: Iterable[str], *, opens: int, closes: int, one: bool) -> str:
-    """The rules of one or several calls; the first is ``calls``.
+def calls_rules(tools: Sequence[Tool], typed: Iterable[str], *, opens: int, closes: int,
+                one: bool) -> tuple[str, list[Part]]:
+    """(the rules of one or several calls, the first of which is ``calls``; the parts that they refer to).
 
     tools: those that may be called, at least one that is ``callable``. typed: names of those whose arguments follow
     their schema. opens, closes: the tokens around a call. one: a single call, not several.
 
     Raises:
         Untypable: a typed tool's schema cannot be written as rules.
+        GrammarError: what a typed tool gives for a grammar is none.
     """
     typed = frozenset(typed)
     rules: list[str] = []
+    parts: list[Part] = []
     names = []
     for i, tool in enumerate(tools):
-        if tool.callable:
-            body = _typed(tool.schema, f"f{i}", rules) if tool.name in typed else _loose(tool.schema)
-            rules.append(f"f{i}: {literal(tool.name + '>' + chr(10))} {body}")
-            names.append(f"f{i}")
+        if not tool.callable:
+            continue
+        if tool.name not in typed:
+            body = _loose(tool.schema)
+        elif tool.text is not None:
+            key, = tool.schema["properties"]
+            syntax, definition = tool.text
+            part = regex_part(definition) if syntax == "regex" else grammar_part(definition)
+            parts.append({"name": f"text{i}", **part})
+            body = f"{_opening(key)} @text{i} {literal(_END_VALUE)}"
+        else:
+            body = _typed(tool.schema, f"f{i}", rules)
+        rules.append(f"f{i}: {literal(tool.name + '>' + chr(10))} {body}")
+        names.append(f"f{i}")
     return "\n".join([
         "calls: call" if one else 'calls: call ("\\n" call)*',
         f'call: <[{opens}]> "\\n<function=" ({" | ".join(names)}) "</function>\\n" <[{closes}]>',
         *rules,
         _VALUE_RULE,
         _KEY_RULE,
-    ])
+    ]), parts
 
 
 def _fits(name: str) -> bool:
@@ -109,15 +124,16 @@ def _typed(schema: Mapping[str, Any], prefix: str, rules: list[str]) -> str:
         if schema.get(keyword):
             raise Untypable(f"{keyword} beside the parameters")
     properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
+    if not isinstance(properties, Mapping) or not isinstance(required, list) or not all(
+            isinstance(key, str) for key in required):
         raise Untypable("properties or required of a wrong type")
     others = schema.get("additionalProperties")
     unnamed = [key for key in required if key not in properties]
     if unnamed and others is False:
-        raise Untypable(f"required parameters that it does not allow: {', '.join(map(str, unnamed))}")
+        raise Untypable(f"required parameters that it does not allow: {', '.join(unnamed)}")
     written = []
     for i, key in enumerate([*properties, *unnamed]):
-        if not isinstance(key, str) or not _fits(key):
+        if not _fits(key):
             raise Untypable(f"a parameter's name: {key!r:.60}")
         about = properties.get(key, others if isinstance(others, Mapping) else {"type": "string"})
         rules.append(f"{prefix}_{i}: {_opening(key)} ({_value(about, schema)})")

@@ -24,7 +24,7 @@ _KEPT = 128
 _MOST_STATES = 100_000
 # Two, so that one request with a huge grammar does not keep the others from theirs.
 _THREADS = 2
-# What most requests ask for, and what makes the library ready: compiled at the start.
+# Compiled at the start, so that the library is ready.
 WARM = '{"grammars": [{"json_schema": {"type": "object"}}]}'
 
 
@@ -35,8 +35,7 @@ class GrammarError(ValueError):
 class Template:
     """A grammar that is compiled. ``copy`` makes a matcher of one sequence; what its lexer learns, all copies know."""
 
-    def __init__(self, grammar: str, matcher: LLMatcher) -> None:
-        self.grammar = grammar
+    def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def __deepcopy__(self, _: dict[int, Any]) -> Template:
@@ -96,7 +95,7 @@ class Compiler:
             raise GrammarError(short(matcher.get_error()))
         took = 1e3 * (time.perf_counter() - began)
         logger.debug("compiled a grammar of %d characters in %.1f ms", len(grammar), took)
-        return Template(grammar, matcher)
+        return Template(matcher)
 
 
 def short(message: str) -> str:

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.overlay.engine.step_failure import Refused, StepFailed
 from vllm.overlay.serving import respond
 from vllm.overlay.serving.choice import Choice, Step
-from vllm.overlay.serving.errors import SERVER_ERROR, RequestError
+from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, one_line
 from vllm.overlay.serving.generate import outputs
 from vllm.overlay.serving.logprobs import prompt_logprobs
 from vllm.overlay.serving.options import Options
@@ -193,7 +193,7 @@ def failure(error: Exception, request_id: str) -> RequestError:
                             kind=SERVER_ERROR, code="engine_lost")
     else:
         logger.error("request %s failed", request_id, exc_info=error)
-        what = str(error) if isinstance(error, StepFailed) else type(error).__name__
+        what = one_line(error) if isinstance(error, StepFailed) else type(error).__name__
         told = RequestError(f"The server failed on request {request_id}: {what}.", status=500, kind=SERVER_ERROR,
                             code="internal_error")
     told.request_id = request_id

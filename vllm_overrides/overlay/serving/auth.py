@@ -21,7 +21,7 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._expected = [f"Bearer {key}".encode() for key in keys]
+        self._expected = [key.encode() for key in keys]
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass on, or answer 401."""
@@ -35,7 +35,12 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _allowed(self, scope: MutableMapping[str, Any]) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        # As Anthropic's clients send it.
-        given += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
+        given = []
+        for name, value in scope["headers"]:
+            scheme, _, key = value.partition(b" ")
+            if name == b"authorization" and scheme.lower() == b"bearer":
+                given.append(key.strip())
+            elif name == b"x-api-key":
+                # As Anthropic's clients send it.
+                given.append(value.strip())
         return any(hmac.compare_digest(one, key) for one in given for key in self._expected)

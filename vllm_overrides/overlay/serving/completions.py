@@ -160,6 +160,7 @@ async def completion_answer(service: Service, body: Any,
                                      "prompt")
         one = sampling_params(options, settings.sampling_defaults, budget)
         one.constraint = constraint
+        one.logits_processors = service.logits_processors(options)
         if _large_completion_output_fastpath(options, one, settings.fastpath):
             budget_s = settings.fastpath.budget_s
         if request.echo and one.prompt_logprobs is None:

@@ -60,14 +60,15 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None] | None = None) -> None:
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None] | None = None,
+                 headers: dict[str, str] | None = None) -> None:
         """on_end: called when the stream is over, however it ends."""
         self.status_code = 200
         self.background = None
         self._events = events
         self._on_end = on_end
         # Proxies (nginx) would otherwise gather events.
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Send the events; raises nothing when the client leaves."""

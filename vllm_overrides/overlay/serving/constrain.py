@@ -4,8 +4,9 @@
   come instead.
 * A call that has to come comes at once, behind the thought. Its arguments follow the tool's schema, where that can be
   written as rules (`vllm.overlay.grammar.calls`).
-* Where calls may come (``auto``) nothing is constrained, unless something is asked of them: ``strict`` tools, a single
-  call (``parallel_tool_calls: false``), or some tools only. Then text is free up to the token that opens a call.
+* Where calls may come (``auto``) nothing is constrained, unless something is asked of them: ``strict`` tools, custom
+  tools with a grammar, a single call (``parallel_tool_calls: false``), or some tools only. Then text is free up to the
+  token that opens a call.
 * Thoughts are free, up to their budget.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.logger import init_logger
@@ -44,14 +45,13 @@ class Markers:
 @dataclass(frozen=True)
 class _Calls:
     """The calls of an output. must: there is one; one: there is no second; typed: names of the tools whose arguments
-    follow their schema if they can; field: what asks for it, for messages."""
+    follow their schema if they can; strict: of those that have to."""
 
     tools: tuple[Tool, ...]
     must: bool
     one: bool
     typed: frozenset[str]
     strict: frozenset[str]
-    field: str = "tool_choice"
 
 
 class Constrainer:
@@ -83,15 +83,17 @@ class Constrainer:
         calls = self._calls(request)
         if calls is not None and calls.must:
             part = None
-        budget = request.thinking_budget if thought else None
-        if part is None and calls is None and budget is None:
-            return None
         free = calls is not None and not calls.must and part is None
         grammar = None
-        if part is not None or calls is not None:
-            grammar = await self._written(part, calls, breaks=thought and not free)
+        if calls is not None:
+            grammar = await self._with_calls(part, calls, breaks=thought and not free)
+        elif part is not None:
+            grammar = _whole(part, None, breaks=thought)
+        budget = request.thinking_budget if thought else None
+        if grammar is None and budget is None:
+            return None
         return Constraint(grammar, in_thought=thought, end_thought=self._markers.end_thought if thought else None,
-                          free=free, thought_budget=budget, openers=self._openers(request))
+                          free=free and grammar is not None, thought_budget=budget, openers=self._openers(request))
 
     def _openers(self, request: ChatRequest) -> frozenset[int]:
         """What ends a thought as well as its own end: a call, where one may come."""
@@ -106,33 +108,46 @@ class Constrainer:
         tools, choice = request.tools, request.tool_choice
         names = _callable(tools, choice)
         one = not request.parallel_tool_calls or choice.mode == "named" or tools.legacy
-        strict = tools.strict & frozenset(names)
-        if not (choice.forced or one or strict or choice.allowed or request.structure):
+        strict, written = tools.strict & frozenset(names), tools.grammars.keys() & frozenset(names)
+        asked = choice.forced or one or strict or written or choice.allowed or request.structure
+        if not asked or not names:
             return None
-        return _Calls(tuple(Tool(name, tools.schemas[name]) for name in names), choice.forced, one,
-                      frozenset(names) if choice.forced else strict, strict if choice.forced else frozenset())
+        return _Calls(tuple(Tool(name, tools.schemas[name], tools.grammars.get(name)) for name in names), choice.forced,
+                      one, frozenset(names) if choice.forced else strict | written,
+                      strict if choice.forced else frozenset())
 
-    async def _written(self, part: Part | None, calls: _Calls | None, *, breaks: bool) -> str:
-        """The grammar of content or calls. breaks: line breaks may come before them."""
-        if calls is None:
-            return _whole(part, None, breaks)
-        fitting = calls.typed
+    async def _with_calls(self, part: Part | None, calls: _Calls, *, breaks: bool) -> str | None:
+        """The grammar of calls, or of content or calls; None where that cannot be had and need not be.
+
+        breaks: line breaks may come before them.
+        """
         try:
-            grammar = _whole(part, self._rules(calls, fitting), breaks)
-            await self._compiled(grammar)
-        except (Untypable, GrammarError):
-            # One tool at a time, to know which it is.
-            fitting = frozenset([name for name in calls.typed if await self._fits(calls, name)])
-            grammar = _whole(part, self._rules(calls, fitting), breaks)
+            try:
+                return await self._with_rules(part, calls, calls.typed, breaks)
+            except (Untypable, GrammarError):
+                # One tool at a time, to know which it is.
+                fitting = [name for name in calls.typed if await self._fits(calls, name)]
+                return await self._with_rules(part, calls, fitting, breaks)
         except (ImportError, ValueError) as error:
-            raise _unable("tools", error) from error
+            if calls.must or part is not None:
+                raise _unable("tools", error) from error
+            logger.warning("calls are not kept to any grammar: %s", error)
+            return None
+
+    async def _with_rules(self, part: Part | None, calls: _Calls, typed: Collection[str], breaks: bool) -> str:
+        """Raises Untypable or GrammarError where a typed tool, or all of it, is more than can be kept to."""
+        assert self._markers.call is not None and self._markers.end_call is not None
+        opens, closes = self._markers.call, self._markers.end_call
+        grammar = await self._compiler.run(lambda: _whole(part, calls_rules(
+            calls.tools, typed, opens=opens, closes=closes, one=calls.one), breaks))
+        await self._compiled(grammar)
         return grammar
 
     async def _fits(self, calls: _Calls, name: str) -> bool:
         """Whether a tool's arguments can be kept to its schema. Raises RequestError where they have to be."""
-        only = [tool for tool in calls.tools if tool.name == name]
+        only = replace(calls, tools=tuple(tool for tool in calls.tools if tool.name == name))
         try:
-            await self._compiled(_whole(None, self._rules(calls, {name}, only), False))
+            await self._with_rules(None, only, {name}, breaks=False)
         except (Untypable, GrammarError) as error:
             if name in calls.strict:
                 raise RequestError(f"The parameters of the strict tool {name!r:.80} cannot be kept to: {error}.",
@@ -140,11 +155,6 @@ class Constrainer:
             logger.info("calls of %r are not kept to its schema: %s", name, error)
             return False
         return True
-
-    def _rules(self, calls: _Calls, typed: Collection[str], tools: Collection[Tool] = ()) -> str:
-        assert self._markers.call is not None and self._markers.end_call is not None
-        return calls_rules(list(tools or calls.tools), typed, opens=self._markers.call, closes=self._markers.end_call,
-                           one=calls.one)
 
     async def _checked(self, structure: Structure) -> Part:
         """The structure's grammar."""
@@ -163,11 +173,11 @@ class Constrainer:
 
 
 def _callable(tools: Tools, choice: ToolChoice) -> list[str]:
-    """Names of the tools that may be called. Raises RequestError where there are none."""
+    """Names of the tools that may be called. Raises RequestError where one must be and none can."""
     wanted = [choice.name] if choice.name is not None else [name for name in tools.schemas
                                                             if choice.allowed is None or name in choice.allowed]
     names = [name for name in wanted if Tool(name, {}).callable]
-    if not names:
+    if choice.forced and not names:
         raise RequestError("None of the tools can be called: a name is not empty, has at most 256 characters and no <, "
                            "> or line break.", param="tools")
     return names
@@ -181,11 +191,12 @@ def _made(structure: Structure) -> tuple[Part, str]:
         raise GrammarError("nested too deeply") from None
 
 
-def _whole(part: Part | None, rules: str | None, breaks: bool) -> str:
-    choices = [name for name, there in (("@content", part), ("calls", rules)) if there is not None]
+def _whole(part: Part | None, calls: tuple[str, list[Part]] | None, breaks: bool) -> str:
+    rules, parts = ([], []) if calls is None else ([calls[0]], list(calls[1]))
+    choices = (["@content"] if part is not None else []) + (["calls"] if rules else [])
     start = f"start: {'BREAK? ' if breaks else ''}({' | '.join(choices)})"
-    lark = "\n".join([start, *([_BREAK] if breaks else []), *([rules] if rules is not None else [])])
-    return joined([{"lark_grammar": lark}, *([{"name": "content", **part}] if part is not None else [])])
+    lark = "\n".join([start, *([_BREAK] if breaks else []), *rules])
+    return joined([{"lark_grammar": lark}, *([{"name": "content", **part}] if part is not None else []), *parts])
 
 
 def _unable(field: str, error: Exception) -> RequestError:

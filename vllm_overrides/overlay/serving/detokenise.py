@@ -45,7 +45,8 @@ class TokenBytes:
     def first(self, count: int) -> list[bytes]:
         """The bytes of the tokens 0 to count - 1, faster than one by one."""
         words = self._tokenizer.convert_ids_to_tokens(list(range(min(count, self._size))))
-        found = [self._added[token] if token in self._added else self._of_word(word) for token, word in enumerate(words)]
+        found = [self._added[token] if token in self._added else self._of_word(word)
+                 for token, word in enumerate(words)]
         return found + [b""] * (count - len(found))
 
     def _look_up(self, token: int) -> bytes:

@@ -160,7 +160,11 @@ def _fail(engine: Engine, reason: str) -> None:
     minute."""
     if not engine.failed.done():
         engine.failed.set_result(reason)
-    _tell(engine.client, EngineLost(reason))
+    error = EngineLost(reason)
+    # Who has been given to it and has not been heard of yet would wait for ever.
+    if getattr(engine.client, "_errored_with", error) is None:
+        engine.client._errored_with = error
+    _tell(engine.client, error)
 
 
 def dismiss(client: Any, error: Exception) -> None:

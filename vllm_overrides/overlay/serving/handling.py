@@ -27,7 +27,8 @@ Answerer = Callable[..., Coroutine[Any, Any, Answer]]
 def error_response(path: str, error: RequestError) -> Response:
     """The error in the form of the API that the path belongs to. path: without what a proxy put before it."""
     body = anthropic_error(error) if path.startswith("/v1/messages") else error.body()
-    return JSONResponse(body, status_code=error.status, headers=error.headers)
+    named = {"X-Request-Id": error.request_id} if error.request_id else {}
+    return JSONResponse(body, status_code=error.status, headers={**error.headers, **named})
 
 
 def service_of(request: Request) -> Service:
@@ -61,9 +62,10 @@ async def serve(request: Request, answerer: Answerer) -> Response:
         answer = await _answer(request, answerer, body)
         if answer.options.stream:
             streams = True
-            return EventStream(answer.stream(), place.leave)
+            return EventStream(answer.stream(), place.leave, {"X-Request-Id": answer.id})
         try:
-            return JSONResponse(await while_connected(answer.whole(), request.receive))
+            whole = await while_connected(answer.whole(), request.receive)
+            return JSONResponse(whole, headers={"X-Request-Id": answer.id})
         except ClientGone:
             raise
         except Exception as error:

@@ -17,6 +17,8 @@ from vllm.overlay.serving.render import Prompt, Renderer
 T = TypeVar("T")
 # Characters from which on a prompt is a long one: tens of milliseconds.
 _LONG = 1 << 16
+# What the template does with one message, or with one tool, takes as long as so many characters.
+_EACH = 128
 
 
 async def off_loop(work: Callable[..., T], *args: Any) -> T:
@@ -54,8 +56,8 @@ class Lanes:
 
 
 def _length(request: ChatRequest) -> int:
-    """About how many characters the prompt has; what is left out (tools, calls) is seldom long alone."""
-    length = 0
+    """About how many characters take as long as this prompt; the text of tools and calls is seldom long alone."""
+    length = _EACH * (len(request.messages) + len(request.tools.definitions))
     for message in request.messages:
         content = message["content"]
         parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]

@@ -17,10 +17,11 @@ _LEAST_REPETITION = 1e-6
 _LONGEST_ID = 128
 # Each is looked for in every piece of the answer.
 _MOST_STOPS = 64
+_MOST_WORDS = 128
+_MOST_LETTERS = 4096
 # They would change what is generated, so leaving them out would be another answer than the one that was asked for.
 _NOT_SERVED = {
     "use_beam_search": "this server samples.",
-    "bad_words": "use logit_bias for single tokens.",
     "logprob_token_ids": "use top_logprobs (in completions: logprobs).",
     "prompt_embeds": "prompts are text or token ids.",
 }
@@ -55,6 +56,7 @@ class Options:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     truncate_prompt_tokens: int | None = None
     truncate_right: bool = False
     add_special_tokens: bool = False
@@ -167,6 +169,7 @@ def read_options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: 
         logprobs=logprobs,
         logit_bias=_logit_bias(found.get("logit_bias", {})),
         allowed_token_ids=tuple(found["allowed_token_ids"]) if "allowed_token_ids" in found else None,
+        bad_words=_bad_words(found.get("bad_words", [])),
         truncate_prompt_tokens=truncation(found.get("truncate_prompt_tokens")),
         truncate_right=found.get("truncation_side") == "right",
         add_special_tokens=found.get("add_special_tokens", add_special_tokens),
@@ -176,6 +179,15 @@ def read_options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: 
         request_id=_request_id(found.get("request_id")),
         **{name: found[name] for name in simple if name in found},
     )
+
+
+def _bad_words(words: list[str]) -> tuple[str, ...]:
+    if len(words) > _MOST_WORDS or sum(map(len, words)) > _MOST_LETTERS:
+        raise RequestError(f"bad_words holds {len(words)} words with {sum(map(len, words))} characters; {_MOST_WORDS} "
+                           f"with {_MOST_LETTERS} is the most.", param="bad_words")
+    if not all(word.strip() for word in words):
+        raise RequestError("bad_words must not hold an empty word.", param="bad_words")
+    return tuple(words)
 
 
 def _request_id(value: str | None) -> str | None:

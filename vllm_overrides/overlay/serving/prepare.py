@@ -58,6 +58,7 @@ async def ready(service: Service, request: ChatRequest) -> Ready:
     prompt, pictures = await rendered(service, request)
     budget = policy.token_budget(len(prompt.token_ids), options.max_tokens, service.settings.max_model_len)
     params = sampling_params(options, service.settings.sampling_defaults, budget)
+    params.logits_processors = service.logits_processors(options)
     large = _large_completion_output_fastpath(options, params, service.settings.fastpath)
     for token in service.banned_tokens(request):
         params.logit_bias = {**(params.logit_bias or {}), token: _BAN}

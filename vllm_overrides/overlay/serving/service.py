@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.overlay.engine.bad_words import BadWords, bad_sequences
 from vllm.overlay.serving.choice import Choice, PlainParser
 from vllm.overlay.serving.constrain import Constrainer, Markers
 from vllm.overlay.serving.detokenise import ByteDetokeniser, Detokeniser, TokenBytes, WindowDetokeniser, is_byte_level
@@ -102,6 +103,12 @@ class Service:
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own names of tokens."""
         return self._tokenizer.convert_ids_to_tokens(list(token_ids))
+
+    def logits_processors(self, options: Options) -> list[Any] | None:
+        """What changes the logits of a request beside what the engine knows of."""
+        if not options.bad_words:
+            return None
+        return [BadWords(bad_sequences(options.bad_words, self._tokenizer))]
 
     def check_model(self, name: str) -> None:
         """Raise RequestError (404) for a model that is not served here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.logger import init_logger
@@ -39,13 +39,14 @@ class Tools:
 
     custom: names of the tools that take free text, which the model writes as one parameter. legacy: they came
     as ``functions``, and a call is answered as ``function_call``. strict: names of those whose calls follow their
-    schema."""
+    schema. grammars: of what custom tools take, by name: (``lark`` or ``regex``, definition)."""
 
     definitions: tuple[dict[str, Any], ...]
     schemas: Mapping[str, dict[str, Any]]
     custom: frozenset[str] = frozenset()
     legacy: bool = False
     strict: frozenset[str] = frozenset()
+    grammars: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def normalise_tools(value: Any, path: str = "tools") -> Tools:
@@ -53,14 +54,16 @@ def normalise_tools(value: Any, path: str = "tools") -> Tools:
     line."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
-    definitions, schemas, custom, strict = [], {}, set(), set()
+    definitions, schemas, custom, strict, grammars = [], {}, set(), set(), {}
     for i, tool in enumerate(value):
         where = f"{path}[{i}]"
         if not isinstance(tool, dict):
             raise wrong_type(where, "an object", tool)
         if tool.get("type") == "custom":
-            tool = _custom(tool, where)
+            tool, grammar = _custom(tool, where)
             custom.add(tool["function"]["name"])
+            if grammar is not None:
+                grammars[tool["function"]["name"]] = grammar
         elif "function" not in tool and "name" in tool:
             tool = {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
         if tool.get("function") is None:
@@ -80,7 +83,7 @@ def normalise_tools(value: Any, path: str = "tools") -> Tools:
             strict.add(name)
         # A broken schema is the tool author's fault, not this request's: the values of its calls are then untyped.
         schemas[name] = parameters if isinstance(parameters, dict) else {}
-    return Tools(tuple(definitions), schemas, frozenset(custom), strict=frozenset(strict))
+    return Tools(tuple(definitions), schemas, frozenset(custom), strict=frozenset(strict), grammars=grammars)
 
 
 def normalise_functions(value: Any) -> Tools:
@@ -96,8 +99,9 @@ def normalise_functions(value: Any) -> Tools:
     return replace(tools, legacy=True)
 
 
-def _custom(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """A tool that takes free text, as a function of one parameter. A grammar of its text is shown to the model."""
+def _custom(tool: Mapping[str, Any], path: str) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """(a tool that takes free text, as a function of one parameter; the grammar of that text, which the model is shown
+    too, or None)."""
     inner = tool.get("custom")
     custom: Any = inner if inner is not None else tool
     if not isinstance(custom, dict):
@@ -107,15 +111,18 @@ def _custom(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     about = custom.get("description")
     parts = [about] if isinstance(about, str) and about else []
     shape = custom.get("format")
+    known = None
     if isinstance(shape, dict):
         inside = shape.get("grammar")
         grammar = inside if isinstance(inside, dict) else shape
         if isinstance(grammar.get("definition"), str):
             parts.append(f"The input follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}")
+            if grammar.get("syntax") in ("lark", "regex"):
+                known = grammar["syntax"], well_formed(grammar["definition"])
     return {"type": "function", "function": {
         "name": text(custom["name"], f"{path}.name"), "description": well_formed("\n\n".join(parts)),
         "parameters": {"type": "object", "properties": {CUSTOM_PARAMETER: {"type": "string"}},
-                       "required": [CUSTOM_PARAMETER]}}}
+                       "required": [CUSTOM_PARAMETER]}}}, known
 
 
 def normalise_tool_choice(value: Any, tools: Tools, path: str = "tool_choice") -> ToolChoice:
