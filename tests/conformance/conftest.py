@@ -22,7 +22,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     port = free_port()
     environment = {**os.environ, "PYTHON": sys.executable, "NAME": "llm", "HOST": "127.0.0.1", "PORT": str(port),
                    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    started = ServerProcess(["bash", ROOT / "requirements/serve.sh", small_demo(),
+    started = ServerProcess(["bash", ROOT / "requirements/serve.sh", small_demo(), "--dtype", "float32",
                              "--middleware", "tests.conformance.forcing.Forcing",
                              "--middleware", "tests.conformance.inside.Inside"], port,
                             tmp_path_factory.mktemp("conformance") / "log", environment)

@@ -24,7 +24,7 @@ LATE_S = 240.0
 
 def normal(chance: random.Random) -> tuple[str, dict[str, Any]]:
     """A short request of some kind, as (path, body)."""
-    text = " ".join(chance.choices(["river", "mountain", "北京", "🎉", "x = [1, 2]", "\n"], k=chance.randint(1, 60)))
+    text = " ".join(chance.choices(["river", "mountain", "北京", "🎉", "x = [1, 2]", "\n"], k=chance.randint(1, 12)))
     few, stream = chance.randint(1, 8), chance.random() < 0.6
     talk = [{"role": "user", "content": text}]
     return chance.choice([
@@ -52,11 +52,13 @@ NONSENSES: list[tuple[str, bytes]] = [
 
 
 class Load:
-    """outcomes: how often each kind of request ended how; wrong: what should not have happened, as text."""
+    """sent: how many requests; outcomes: how often which of them ended how; wrong: what should not have happened, as
+    text."""
 
     def __init__(self, base: str, model: str = "llm", seed: int = 0) -> None:
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
+        self.sent = 0
         self._base, self._model, self._seed = base.rstrip("/").removesuffix("/v1"), model, seed
 
     async def run(self, clients: int, requests: int) -> None:
@@ -69,6 +71,7 @@ class Load:
     async def _client(self, http: httpx.AsyncClient, chance: random.Random, requests: int) -> None:
         for _ in range(requests):
             kind = chance.random()
+            self.sent += 1
             try:
                 if kind < LEAVE:
                     await self._leaves(http, chance)
