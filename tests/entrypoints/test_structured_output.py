@@ -167,8 +167,9 @@ def test_forced_output_comes_out_letter_for_letter(server):
         for canonical in (False, True):
             choice, = ask(server, "/v1/completions", **forced(text, canonical=canonical, as_text=["</think>"]))
             assert (choice["text"], choice["finish_reason"]) == (text, "stop")
-    cuts = {ask(server, "/v1/completions", **forced("transformation", seed=seed), logprobs=0)[0]["logprobs"]["tokens"][0]
-            for seed in range(12)}
+    answers = [ask(server, "/v1/completions", **forced("transformation", seed=seed), logprobs=0)[0]
+               for seed in range(12)]
+    cuts = {answer["logprobs"]["tokens"][0] for answer in answers}
     assert len(cuts) > 1, "the model cuts the text as it likes"
 
 

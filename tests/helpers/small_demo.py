@@ -21,8 +21,9 @@ from worklogs.random_checkpoint import CannotWrite, write_checkpoint
 
 RANKS = 8159
 VOCABULARY = 8192
-SIZES: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
-         "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "dtype": "float32"}
+SIZES: dict[str, Any] = {
+    "hidden_size": 128, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "dtype": "float32"}
 # Logits, as in the demo: of hundred words the best reaches about 5.
 OFTEN, ALWAYS = 2.0, 20.0
 END_OF_PARAMETER = ("ĊĊ", "</", "param", "eter", ">", "Ċ")

@@ -135,7 +135,7 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
         if watching is not None:
             watching.cancel()
         lost = engine is not None and engine.failed.done()
-        if not lost and process.is_alive():
+        if not lost and process.pid is not None and process.is_alive():
             os.kill(process.pid, END)
         if client is not None:
             client.close()
@@ -195,7 +195,7 @@ async def _watch(engine: Engine) -> None:
     hearing = getattr(client, "output_loop", None)
     while not client.errored and (hearing is None or not hearing.done()):
         await asyncio.sleep(_LOOK_S)
-    if not client.errored:
+    if not client.errored and hearing is not None:
         client._set_errored(hearing.exception() or RuntimeError("its outputs are not read any more"))
     # Stock's error about the dead engine speaks of a stack trace, and then repeats the cause.
     _fail(engine, one_line(getattr(client, "_errored_with", None) or client.dead_error))
