@@ -8,6 +8,7 @@ from vllm import sequence_stock as _stock
 from vllm.overlay.hybrid.state_orders import SequenceOrders
 from vllm.overlay.pictures.orders import StepPictures
 from vllm.overlay.pictures.prompt_pictures import PromptPictures
+from vllm.overlay.prefix_cache.salt import salted_id
 
 
 class Sequence(_stock.Sequence):
@@ -23,12 +24,21 @@ class Sequence(_stock.Sequence):
         """Token offsets, ascending, at which other prompts may part from this one (`prefix_cache.boundaries`)."""
         return self.inputs.get("boundaries") or ()
 
+    @cached_property
+    def cache_salt(self) -> str | None:
+        """Only sequences with the same one share prefixes (`prefix_cache.salt`)."""
+        return self.inputs.get("cache_salt")
+
     def hash_ids(self, start: int, end: int) -> list[int]:
         """Returns what identifies the content of the tokens [start, end): equal ids, equal KV and states. Token ids,
-        but for placeholders of pictures (`vllm.overlay.pictures.hashing`)."""
+        but for placeholders of pictures (`vllm.overlay.pictures.hashing`) and the first token of a salted prompt."""
         if self.pictures is None:
-            return list(self.get_token_ids()[start:end])
-        return self.pictures.hash_ids(self.get_token_ids(), start, end)
+            ids = list(self.get_token_ids()[start:end])
+        else:
+            ids = self.pictures.hash_ids(self.get_token_ids(), start, end)
+        if self.cache_salt is not None and start == 0 and ids:
+            ids[0] = salted_id(self.cache_salt, ids[0])
+        return ids
 
     def get_output_token_ids_to_return(self, delta: bool) -> GenericSequence[int] | int:
         """Stock slices by [-0:] when nothing is new, and returns prompt and output as new tokens for every piece of a

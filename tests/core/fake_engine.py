@@ -144,10 +144,11 @@ class FakeEngine:
     def stats(self):
         return self.scheduler.cache_stats
 
-    def add(self, tokens, answer=1, name=None, boundaries=(), pictures=None, **params):
+    def add(self, tokens, answer=1, name=None, boundaries=(), pictures=None, salt=None, **params):
         """Returns the group of a request that draws `answer` tokens."""
         inputs = {"prompt_token_ids": list(tokens), "prompt": None, "multi_modal_data": None,
-                  "boundaries": tuple(boundaries), "pictures": pictures}
+                  "boundaries": tuple(boundaries), "pictures": pictures,
+                  "cache_salt": salt}
         seq = Sequence(next(_ids), inputs, BLOCK)
         group = SequenceGroup(name or f"r{seq.seq_id}", [seq], float(seq.seq_id),
                               sampling_params=SamplingParams(max_tokens=answer, **params))

@@ -190,6 +190,22 @@ def test_a_hot_prefix_keeps_its_hits_under_a_small_budget():
     assert engine.stats.device_slots == 8
 
 
+def test_tenants_with_a_salt_share_with_nobody():
+    """At once, too: nobody waits for the other's prefix, nor sees that it was there before."""
+    engine, tokens = FakeEngine(device=200), words(1200, 0)
+    for sight in range(2):
+        for salt in (None, "one", "two"):
+            cached = engine.ask(tokens, salt=salt)
+            assert cached == 0 if sight == 0 else cached >= 1200 - 17, f"{salt}, sight {sight}: {cached}"
+            engine.check()
+    other = words(600, 1)
+    groups = [engine.add(other, salt=salt) for salt in ("one", "two", None, "one")]
+    engine.drain()
+    counts = [group.num_cached_tokens for group in groups]
+    assert counts[:3] == [0, 0, 0] and counts[3] >= 600 - 17, counts
+    engine.check()
+
+
 def test_two_tenants_with_equal_texts_and_other_pictures():
     from tests.helpers.pictures import SETTINGS, picture, pictured
     engine = FakeEngine()

@@ -97,6 +97,21 @@ def test_boundaries_go_to_an_engine_that_has_use_for_them(wanted):
                       "<|im_start|>assistant\n<think>\n"]
 
 
+@pytest.mark.parametrize("path, body", [
+    ("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": "one"}),
+    ("/v1/completions", {"prompt": [1, 2, 3]}), ("/v1/responses", {"input": "one"}),
+    ("/v1/messages", {"messages": MESSAGES[1:], "max_tokens": 20})])
+def test_a_salt_goes_to_the_engine(path, body):
+    engine = FakeEngine()
+    http = client(engine)
+    for salt in ("tenant 1", None, ""):
+        got = http.post(path, json={"model": "llm", **body, "cache_salt": salt})
+        assert got.status_code == 200, got.text
+        assert (engine.beside[-1] or {}).get("cache_salt") == (salt or None)
+    refused = http.post(path, json={"model": "llm", **body, "cache_salt": 7})
+    assert refused.status_code == 400 and "cache_salt" in refused.json()["error"]["message"], refused.text
+
+
 def test_reset_is_served_where_it_was_asked_for():
     engine = FakeEngine()
     without = client(engine).post("/reset_prefix_cache")

@@ -17,6 +17,7 @@ from vllm.overlay.pictures.book import PictureBook
 from vllm.overlay.pictures.picture import PictureSettings
 from vllm.overlay.pictures.prompt_pictures import read_pictures
 from vllm.overlay.prefix_cache.boundaries import take_boundaries
+from vllm.overlay.prefix_cache.salt import take_salt
 from vllm.overlay.prefix_cache.stats import total
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -53,7 +54,7 @@ class LLMEngine(_stock.LLMEngine):
 
     def _add_processed_request(self, request_id: str, processed_inputs: Any, params: SamplingParams | PoolingParams,
                                *args: Any, **kwargs: Any) -> None:
-        processed_inputs = take_boundaries(processed_inputs)
+        processed_inputs = take_salt(take_boundaries(processed_inputs))
         if not self.model_config.is_multimodal_model:
             limit = getattr(self.model_config, "max_pictures", None)
             pictures = read_pictures(processed_inputs, self.picture_settings, limit)

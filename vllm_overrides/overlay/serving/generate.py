@@ -84,6 +84,8 @@ def _engine_prompt(prompt: Prompt) -> TokensPrompt:
         beside["image"] = list(prompt.pictures)
     if prompt.boundaries:
         beside["boundaries"] = prompt.boundaries
+    if prompt.cache_salt is not None:
+        beside["cache_salt"] = prompt.cache_salt
     if beside:
         made["multi_modal_data"] = beside
     return made

@@ -67,6 +67,7 @@ class Options:
     return_token_ids: bool = False
     tokens_as_ids: bool | None = None
     request_id: str | None = None
+    cache_salt: str | None = None
 
     @property
     def samples(self) -> int:
@@ -116,6 +117,7 @@ SHARED: dict[str, fields.Check] = {
     "return_token_ids": fields.flag,
     "return_tokens_as_token_ids": fields.flag,
     "request_id": fields.text,
+    "cache_salt": fields.text,
     "length_penalty": fields.number(),
     "bad_words": fields.list_of(fields.text),
     "logprob_token_ids": token_ids,
@@ -155,7 +157,7 @@ def read_options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: 
                                                               "continuous_usage_stats": fields.flag}, "stream_options.")
     simple = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
               "ignore_eos", "skip_special_tokens", "prompt_logprobs", "priority", "stream",
-              "return_token_ids")
+              "return_token_ids", "cache_salt")
     return Options(
         max_tokens=limit,
         limit_field=limit_name,

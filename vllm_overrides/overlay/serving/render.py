@@ -31,7 +31,7 @@ class Prompt:
     """text and token_ids: what the model reads. in_thought: it ends inside an open thought. text has one placeholder
     for a picture, token_ids one for each of its embeddings, from offsets[i] on for the i-th; pictures are added when
     they are read. boundaries: how many tokens there are before each end of a message, ascending, none of 0 or of all
-    tokens; of a chat only."""
+    tokens; of a chat only. cache_salt: only prompts with the same one share prefixes."""
 
     text: str
     token_ids: list[int]
@@ -39,6 +39,7 @@ class Prompt:
     offsets: tuple[int, ...] = ()
     pictures: tuple[Picture, ...] = ()
     boundaries: tuple[int, ...] = ()
+    cache_salt: str | None = None
 
 
 class Renderer:
@@ -124,7 +125,8 @@ class Renderer:
         ids = _truncated(ids, request.options)
         cut = 0 if request.options.truncate_right else cut - len(ids)
         boundaries = tuple(sorted({place - cut for place in places if 0 < place - cut < len(ids)}))
-        return Prompt(text, ids, ends_in_thought(text), offsets, boundaries=boundaries)
+        return Prompt(text, ids, ends_in_thought(text), offsets, boundaries=boundaries,
+                      cache_salt=request.options.cache_salt)
 
     def _completion(self, prompt: str | list[int], options: Options) -> Prompt:
         if isinstance(prompt, str):
@@ -134,13 +136,14 @@ class Renderer:
             if self._placeholders is not None:
                 text = self._placeholders.guarded(text, secret)
             text, ids, _ = self._tokenised(text, options, secret)
-            return Prompt(text, _truncated(ids, options))
+            return Prompt(text, _truncated(ids, options), cache_salt=options.cache_salt)
         size = len(self._tokenizer)
         for token in prompt:
             if token >= size:
                 raise RequestError(f"prompt holds token {token}; the vocabulary has {size} tokens.", param="prompt")
         ids = _truncated(prompt, options)
-        return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
+        return Prompt(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids),
+                      cache_salt=options.cache_salt)
 
     def _refuse_hopeless(self, text: str, options: Options, param: str) -> None:
         if self._context is not None and not options.truncate_prompt_tokens:

@@ -11,10 +11,9 @@ from vllm.overlay.serving.errors import RequestError
 # Fields of a chat request that these APIs share with it, name and meaning, where they have them at all.
 SAME = ("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-        "min_tokens", "logit_bias",
-        "skip_special_tokens", "allowed_token_ids", "parallel_tool_calls", "priority", "request_id", "stream",
-        "chat_template_kwargs", "structured_outputs", "thinking_token_budget", "enable_thinking", "reasoning_effort",
-        "preserve_thinking", "include_reasoning")
+        "min_tokens", "logit_bias", "skip_special_tokens", "allowed_token_ids", "parallel_tool_calls", "priority",
+        "request_id", "cache_salt", "stream", "chat_template_kwargs", "structured_outputs", "thinking_token_budget",
+        "enable_thinking", "reasoning_effort", "preserve_thinking", "include_reasoning")
 
 
 class Conversation:
