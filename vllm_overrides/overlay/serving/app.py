@@ -27,6 +27,7 @@ from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
 from vllm.overlay.serving.auth import ApiKeys
 from vllm.overlay.serving.completions import completion_answer
+from vllm.overlay.serving.connection import ClientGone, while_connected
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
 from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, new_id, serve, service_of
 from vllm.overlay.serving.limits import Admission, Limits
@@ -137,9 +138,12 @@ async def detokenize(request: Request) -> Response:
 @reset_router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget every prefix that was computed; requests under way go on. 200 when it is done."""
-    service = service_of(request)
-    await service.available()
-    await service.engine.reset_prefix_cache()
+    try:
+        await while_connected(service_of(request).engine.reset_prefix_cache(), request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_GONE)
+    except Exception as error:
+        raise failure(error, new_id()) from error
     return Response(status_code=200)
 
 
