@@ -75,8 +75,9 @@ def says(target: Target, got: Mapping[str, Any], *wanted: str) -> None:
 
 
 def steady(target: Target) -> dict[str, Any]:
-    """Random weights now and then end a thought or an answer before it has begun; greedily they say the same always."""
-    return {} if target.judges_content else {"temperature": 0}
+    """Random weights now and then end a thought or an answer before it has begun, and greedily go round in circles: with
+    a seed they say the same always."""
+    return {} if target.judges_content else {"temperature": 1.0, "seed": 1}
 
 
 def d01(target: Target) -> None:
@@ -112,8 +113,8 @@ def tool_call(target: Target) -> None:
 
 
 def d04(target: Target) -> None:
-    got = asked(target, user("I have 3 apples and eat 1, then 1 more. How many are left?"), max_tokens=1500,
-                temperature=0.2)
+    got = asked(target, user("I have 3 apples and eat 1, then 1 more. How many are left?"), **{
+        "max_tokens": 1500, "temperature": 0.2, **steady(target)})
     message, _ = message_of(got)
     if target.judges_content:
         said = thought_of(message) + (message.get("content") or "")
