@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.conformance import recording
 from tests.conformance.forcing import Plan
 from worklogs import agent_roundtrip, ledger
 from worklogs.coding_agents import AGENTS, SHELL, environment
@@ -112,6 +113,34 @@ def test_the_network_is_left():
     if status == 77:
         pytest.skip("this machine lets nobody here make a network namespace (unshare)")
     assert status == 0
+
+
+async def test_requests_are_recorded(tmp_path, monkeypatch):
+    """As they were sent, with the status; also where the client leaves before there is one."""
+    monkeypatch.setenv(recording.FILE, str(tmp_path / "requests"))
+    parts = [{"type": "http.request", "body": b'{"a"', "more_body": True}, {"type": "http.request", "body": b": 1}"}]
+
+    async def receive():
+        return parts.pop(0)
+
+    async def send(message):
+        pass
+
+    async def server(scope, receive, send):
+        await receive()
+        await receive()
+        await send({"type": "http.response.start", "status": 404})
+
+    async def left(scope, receive, send):
+        raise ConnectionError
+
+    scope = {"type": "http", "method": "POST", "path": Plan("x").base("") + "/v1/messages"}
+    await recording.Recording(server)(scope, receive, send)
+    with pytest.raises(ConnectionError):
+        await recording.Recording(left)({**scope, "method": "GET", "path": "/v1/models"}, receive, send)
+    lines = [json.loads(line) for line in (tmp_path / "requests").read_text().splitlines()]
+    assert lines == [{"method": "POST", "path": "/v1/messages", "status": 404, "body": {"a": 1}},
+                     {"method": "GET", "path": "/v1/models", "status": 0, "body": None}]
 
 
 def test_table():
