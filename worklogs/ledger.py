@@ -147,6 +147,8 @@ def conformance(records: list[Record]) -> str:
 
     def cell(record: Record, group: str) -> str:
         verdicts = Counter(check["verdict"] for check in record["checks"] if _group(check["id"]) == group)
+        if not verdicts:
+            return "not run"
         skipped = verdicts.pop("skipped", 0)
         return f"{verdicts['ok']} of {verdicts.total()}" + (f", {skipped} skipped" if skipped else "")
 
@@ -166,7 +168,7 @@ def conformance(records: list[Record]) -> str:
 def failure(why: str) -> str:
     """Kind of a check's failure: what the message says before it shows what was got."""
     refused = re.match(r"refused: (\d+)", why)
-    return f"refused with {refused[1]}" if refused else re.split(r"[:\[{'\n]| \d", why, maxsplit=1)[0].strip()[:80]
+    return f"refused with {refused[1]}" if refused else re.split(r"[:\[{\n]| '| \d", why, maxsplit=1)[0].strip()[:80]
 
 
 def _group(check: str) -> str:

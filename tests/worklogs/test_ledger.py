@@ -94,6 +94,7 @@ def test_conformance_is_told_by_kinds_of_failures():
 @pytest.mark.parametrize(("why", "kind"), [
     ("refused: 500 {'x': 1}", "refused with 500"), ("usage: {'a': 1}", "usage"),
     ("not refused: 200 {}", "not refused"), ("ReadTimeout: timed out", "ReadTimeout"),
-    ("prompts of [1, 2] tokens", "prompts of"), ("answers 3 of 4", "answers")])
+    ("prompts of [1, 2] tokens", "prompts of"), ("answers 3 of 4", "answers"),
+    ("not of the client's type: [{}]", "not of the client's type"), ("'x' is not in 'y'", "'x' is not in")])
 def test_kind_of_a_failure(why, kind):
     assert ledger.failure(why) == kind

@@ -29,7 +29,7 @@ class ResponsesAnswer(ConversationAnswer):
         self._asked = asked
         self._params = ready.params
         self._created = int(time.time())
-        self._writer = ItemWriter(self.request.tools, asked.namespaces, self.request.show_thought)
+        self._writer = ItemWriter(self.request.tools, asked.namespaces, self.request.show_thought, asked.seals)
 
     async def whole(self) -> dict[str, Any]:
         """The response body."""
