@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.overlay.grammar.compiler import GrammarError
+from vllm.overlay.serving.fields import well_formed
 
 Part = dict[str, Any]
 
@@ -95,13 +96,14 @@ def alone(part: Part) -> str:
 
 
 def joined(parts: Sequence[Part]) -> str:
-    """The whole grammar of these parts, the first of which is where it starts.
+    """The whole grammar of these parts, the first of which is where it starts. Unpaired surrogates, which are no text,
+    are replaced.
 
     Raises:
         GrammarError: a part is nested too deeply.
     """
     try:
-        return json.dumps({"grammars": list(parts)}, ensure_ascii=False)
+        return well_formed(json.dumps({"grammars": list(parts)}, ensure_ascii=False))
     except RecursionError:
         raise GrammarError("nested too deeply") from None
 
