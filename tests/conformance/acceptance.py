@@ -75,8 +75,8 @@ def says(target: Target, got: Mapping[str, Any], *wanted: str) -> None:
 
 
 def steady(target: Target) -> dict[str, Any]:
-    """Random weights now and then end a thought or an answer before it has begun, and greedily go round in circles: with
-    a seed they say the same always."""
+    """Random weights now and then end a thought or an answer before it has begun, and greedily go round in circles;
+    with a seed they say the same always."""
     return {} if target.judges_content else {"temperature": 1.0, "seed": 1}
 
 
