@@ -29,7 +29,7 @@ BEYOND_A_SCHEMA = frozenset({
     "guided_choice", "guided_grammar", "chat_template", "chat_template_kwargs", "reasoning", "reasoning_effort",
     "thinking", "stream_options", "logprob_token_ids", "use_beam_search", "prompt_embeds", "stop",
     "stop_token_ids", "allowed_token_ids", "request_id", "suffix", "modalities", "truncate_prompt_tokens", "echo",
-    "continue_final_message", "repetition_penalty", "output_config", "output_format", "text", "previous_response_id",
+    "continue_final_message", "output_config", "output_format", "text", "previous_response_id",
     "conversation", "prompt", "background", "input", "messages", "enable_thinking", "guided_json_object",
     "thinking_token_budget", "thinking_budget", "include", "guided_whitespace_pattern", "max_completion_tokens",
     "system"})
@@ -60,6 +60,22 @@ def test_the_document(document):
             assert not jsonschema.Draft202012Validator(schema).is_valid(missing), (path, name)
     assert "get" in document["paths"]["/v1/models"]
     assert "429" in document["paths"]["/v1/messages"]["post"]["responses"]
+
+
+def test_what_else_it_says_is_true(http, document):
+    """Found by schemathesis: an empty answer, methods, a field that has no meaning, and what is too long or large."""
+    assert "content" not in document["paths"]["/health"]["get"]["responses"]["200"] and not http.get("/health").content
+    for path in ("/health", "/version", "/v1/models", "/v1/models/llm"):
+        assert http.delete(path).headers["allow"] == "GET, HEAD", path
+    assert http.get("/tokenize").headers["allow"] == "POST"
+    for body, status in (({"tokens": [5], "model": "llm"}, 200), ({"tokens": [5], "model": {}}, 200),
+                         ({"tokens": [10**7]}, 400)):
+        valid = jsonschema.Draft202012Validator(body_of(document, "/detokenize")).is_valid(body)
+        response = http.post("/detokenize", json=body)
+        assert (response.status_code, valid) == (status, status == 200), (body, response.text)
+    long = {**LEAST["/v1/completions"], "request_id": "x" * 129}
+    assert not jsonschema.Draft202012Validator(body_of(document, "/v1/completions")).is_valid(long)
+    assert http.post("/v1/completions", json=long).status_code == 400
 
 
 @pytest.mark.parametrize("path", LEAST)

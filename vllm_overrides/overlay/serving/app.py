@@ -17,6 +17,7 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
@@ -156,7 +157,8 @@ def build_app(args: Namespace) -> FastAPI:
     if args.enable_reset_prefix_cache:
         app.include_router(reset_router)
     app.openapi = lambda: openapi.document(  # type: ignore[method-assign]
-        app, app.state.service.settings.model_names, app.state.service.settings.max_model_len)
+        app, app.state.service.settings.model_names, app.state.service.settings.max_model_len,
+        app.state.service.vocab_size)
     app.root_path = args.root_path or ""
     app.state.limits = Limits.of(args)
     app.state.admission = Admission(app.state.limits)
@@ -231,6 +233,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     told = RequestError(f"{request.method} {path}: {why}", code="unknown_url" if error.status_code == 404 else None,
                         status=error.status_code)
     told.headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # Starlette names the methods of the first route that fits only; GET and HEAD are two.
+        told.headers["Allow"] = ", ".join(sorted({
+            method for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
+            for method in getattr(route, "methods", None) or ()}))
     return error_response(path, told)
 
 
