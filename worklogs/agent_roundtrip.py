@@ -74,7 +74,8 @@ def install(agent: Agent, cache: Path) -> dict[str, str]:
                  f"{agent.package}@{agent.version}"]
         done = subprocess.run(words, text=True, capture_output=True)
         if done.returncode:
-            raise NothingRuns(f"npm install {agent.package}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+            # The code, then the words; at the end only where npm's log lies.
+            raise NothingRuns(f"npm install {agent.package}: {' '.join(done.stderr.splitlines()[:2]) or 'failed'}")
     lock = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))
     found = lock["packages"][f"node_modules/{agent.package}"]
     if found["version"] != agent.version:
