@@ -23,6 +23,7 @@ PREFIX = "/forced/"
 RESULT = "$RESULT"
 _OWN_GRAMMAR = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_ABSENT: tuple[Any, ...] = (None, "", [], {})
 # What a generated request may ask for at most: (fields, what stays of it, up to which value it is valid).
 _SHORT = ((("min_tokens", *_LIMITS), 4, 2**18), (("n", "best_of"), 2, 1024))
 Message = MutableMapping[str, Any]
@@ -117,7 +118,7 @@ def shortened(path: str, content: bytes) -> bytes:
         return content
     for names, most, valid in _SHORT:
         body.update({name: most for name in names if type(body.get(name)) is int and most < body[name] <= valid})
-    if not any(body.get(name) for name in _LIMITS) and not path.startswith("/v1/messages"):
+    if all(body.get(name) in _ABSENT for name in _LIMITS) and not path.startswith("/v1/messages"):
         body["max_output_tokens" if path.startswith("/v1/responses") else "max_tokens"] = _SHORT[0][1]
     return json.dumps(body).encode()
 

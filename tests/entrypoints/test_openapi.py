@@ -73,6 +73,11 @@ def test_what_else_it_says_is_true(http, document):
         valid = jsonschema.Draft202012Validator(body_of(document, "/detokenize")).is_valid(body)
         response = http.post("/detokenize", json=body)
         assert (response.status_code, valid) == (status, status == 200), (body, response.text)
+    # A limit that does not fit the context is refused only where something is generated.
+    for path, status in (("/v1/chat/completions", 400), ("/v1/chat/completions/render", 200)):
+        body = {**LEAST["/v1/chat/completions"], "max_tokens": 10**7}
+        valid = jsonschema.Draft202012Validator(body_of(document, path)).is_valid(body)
+        assert (http.post(path, json=body).status_code, valid) == (status, status == 200), path
     long = {**LEAST["/v1/completions"], "request_id": "x" * 129}
     assert not jsonschema.Draft202012Validator(body_of(document, "/v1/completions")).is_valid(long)
     assert http.post("/v1/completions", json=long).status_code == 400

@@ -97,12 +97,14 @@ def document(app: FastAPI, model_names: Sequence[str], max_model_len: int, vocab
                 operation["requestBody"] = {"required": True, "content": {
                     "application/json": {"schema": _body(path, bodies[path], model, max_model_len)}}}
             if path in _STREAMED:
-                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
+                operation["responses"]["200"]["content"]["text/event-stream"] = {}
     return made
 
 
-def _body(path: str, body: Body, model: Schema, most: int) -> Schema:
+def _body(path: str, body: Body, model: Schema, max_model_len: int) -> Schema:
     checks, own, required = body
+    # Where nothing is generated, nobody asks whether it would fit.
+    most = max_model_len if path in _STREAMED else None
     properties = {name: fields.schema_of(check) for name, check in checks.items()}
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if name in properties:
