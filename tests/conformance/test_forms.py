@@ -63,6 +63,12 @@ def test_right_ones_pass():
                                                  choice(finish_reason="tool_calls")(body))))
 
 
+def test_usage_may_tell_more():
+    """vLLM's counts of pictures are an object."""
+    check_answer(CHAT, BODY, whole(lambda body: body["usage"].update(prompt_tokens_details={
+        "cached_tokens": 0, "multimodal_tokens": {"image": 3}})))
+
+
 WRONG: dict[str, tuple[dict[str, Any], Answer]] = {
     "refused": ({}, whole(status=400)),
     "no usage": ({}, whole(lambda body: body.pop("usage"))),
