@@ -66,7 +66,7 @@ def test_in_many_chunkings():
         # The engine's own tokens are the tokenizer's, which composes characters.
         if unicodedata.is_normalized("NFC", text.written):
             assert not (wrong := said(whole["message"], text)), wrong
-        for together in (1, 2, 3, 4, 5, 7, 11, 18, 29, 2000):
+        for together in (1, 2, 3, 5, 7, 18, 2000):
             engine.together = together
             found = gathered(stream(http, **REQUEST))
             assert comparable(found) == comparable(whole), f"{together} tokens at a time: {text.written!r}"
@@ -78,7 +78,7 @@ def test_cut_anywhere():
     http = client(engine)
     for text in [*TEXTS[::40], *[one for one in TEXTS if one.calls][::8]]:
         engine.answers = (text.written,)
-        for limit in range(1, len(ids(text.written)), 4):
+        for limit in range(1, len(ids(text.written)), 6):
             whole = comparable(post(http, **{**REQUEST, "max_tokens": limit})["choices"][0])
             found = comparable(gathered(stream(http, **{**REQUEST, "max_tokens": limit})))
             assert found == whole and whole["finish_reason"] == "length", f"cut after {limit}: {text.written!r}"

@@ -28,6 +28,8 @@ SIZES: dict[str, Any] = {
     "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "dtype": "float32"}
 # Logits, as in the demo: of hundred words the best reaches about 5.
 OFTEN, ALWAYS = 2.0, 20.0
+# More than the demo's: its thoughts and answers end after about a dozen words.
+END = 2.0
 END_OF_PARAMETER = ("ĠĊ", "</", "param", "eter", ">", "Ċ")
 
 
@@ -40,6 +42,8 @@ class Form(demo.Form):
         self._size = SIZES["hidden_size"]
         chain = [tokens[text] for text in END_OF_PARAMETER]
         self._bias[tokens['"']] = (demo.NEVER + OFTEN) / 2, (demo.NEVER - OFTEN) / 2
+        self._bias[tokens[demo.THINK_END]] = (END + demo.NEVER) / 2, (END - demo.NEVER) / 2
+        self._bias[tokens[demo.TURN_END]] = (demo.NEVER + END) / 2, (demo.NEVER - END) / 2
         self._bias[chain[0]] = (OFTEN + demo.NEVER) / 2, (OFTEN - demo.NEVER) / 2
         self._side[chain[0]] = 1.0
         self._behind = np.zeros((VOCABULARY, len(chain) - 1), dtype=np.float32)
