@@ -33,7 +33,16 @@ class ServerProcess:
         return self.log.read_text()
 
     def wait_until_ready(self) -> ServerProcess:
-        """Until then nobody can connect: an answer before the server says that it is ready fails the test."""
+        """Until then nobody can connect: an answer before the server says that it is ready fails the test. A server
+        that is given up is ended, since no fixture would."""
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.end(ask=True)
+            raise
+        return self
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         answered = None
         while "\nReady: " not in self.output():
@@ -44,7 +53,6 @@ class ServerProcess:
             if answered is None and self._connects():
                 answered = time.monotonic()
             time.sleep(0.1)
-        return self
 
     def _connects(self) -> bool:
         try:
