@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -101,7 +102,10 @@ def test_a_trial_that_does_not_start_refuses_nothing(vocabulary, monkeypatch):
 
 def test_processes_end_with_their_compiler(vocabulary):
     made = Compiler(lambda: vocabulary, on_trial=True)
-    made.compiled(alone(choice_part(["x"]))).result(60)
+    assert not any(made._trials.get() for _ in range(compiler_module._THREADS)), "nobody has needed one yet"
+    for _ in range(compiler_module._THREADS):
+        made._trials.put(None)
+    asyncio.run(made.start_trials())
     trials = [made._trials.get() for _ in range(compiler_module._THREADS)]
     processes = [trial._process for trial in trials]
     for trial in trials:

@@ -63,19 +63,16 @@ class Compiler:
         """vocabulary: makes the tokenizer, in a thread. on_trial: grammars are tried in another process first, since
         they come from clients and nobody has compiled them yet."""
         self._threads = _threads_with_stack()
-        self._trials: queue.SimpleQueue[Trial] | None = queue.SimpleQueue() if on_trial else None
+        # One for each thread; None before it is started.
+        self._trials: queue.SimpleQueue[Trial | None] | None = queue.SimpleQueue() if on_trial else None
+        if self._trials is not None:
+            for _ in range(_THREADS):
+                self._trials.put(None)
         self._closed = False
-        self._vocabulary = self._threads.submit(self._read, vocabulary)
+        self._vocabulary = self._threads.submit(vocabulary)
         self._kept: OrderedDict[str, Future[Template]] = OrderedDict()
         self._characters = 0
         self.compiled(WARM)
-
-    def _read(self, vocabulary: Callable[[], LLTokenizer]) -> LLTokenizer:
-        made = vocabulary()
-        if self._trials is not None:
-            for _ in range(_THREADS):
-                self._trials.put(Trial(made, _MOST_STATES))
-        return made
 
     def compiled(self, grammar: str) -> Future[Template]:
         """The grammar's template, as soon as it is there.
@@ -100,6 +97,14 @@ class Compiler:
         """The result of ``work``, done in one of the threads."""
         return await asyncio.wrap_future(self._threads.submit(work))
 
+    async def start_trials(self) -> None:
+        """Starts the processes that try grammars now, so that the first grammar need not wait for it."""
+        def start() -> None:
+            for _ in range(_THREADS):
+                self._on_trial(lambda trial: None)
+
+        await self.run(start)
+
     def forget(self, grammar: str) -> None:
         """Keep a grammar no longer: a matcher of it has failed, and what it has learnt may be at fault."""
         if self._kept.pop(grammar, None) is not None:
@@ -114,14 +119,19 @@ class Compiler:
     def _end_trials(self) -> None:
         with contextlib.suppress(queue.Empty):
             while self._trials is not None:
-                self._trials.get_nowait().close()
+                trial = self._trials.get_nowait()
+                if trial is not None:
+                    trial.close()
 
-    def _try(self, grammar: str) -> None:
+    def _on_trial(self, what: Callable[[Trial], None]) -> None:
+        """Does something with a trial that nobody else uses, if there are any."""
         if self._trials is None:
             return
         trial = self._trials.get()
         try:
-            trial.survive(grammar)
+            if trial is None:
+                trial = Trial(self._vocabulary.result(), _MOST_STATES)
+            what(trial)
         except TrialFailed as error:
             raise GrammarError(str(error)) from None
         finally:
@@ -134,7 +144,8 @@ class Compiler:
 
         vocabulary = self._vocabulary.result()
         began = time.perf_counter()
-        self._try(grammar)
+        if grammar != WARM:
+            self._on_trial(lambda trial: trial.survive(grammar))
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=_MOST_STATES,
                                                                                     verbose_errors=False))
         if not matcher.is_error():

@@ -66,6 +66,10 @@ class Constrainer:
         """End its threads and processes."""
         self._compiler.close()
 
+    async def get_ready(self) -> None:
+        """Returns when the first grammar need not wait for anything but its own compilation."""
+        await self._compiler.start_trials()
+
     async def of_completion(self, structure: Structure | None) -> Constraint | None:
         """The constraint of a completion's output, or None. Raises RequestError for a structure that is none."""
         return None if structure is None else Constraint(alone(await self._checked(structure)))
