@@ -1,6 +1,7 @@
 """The real server in a process of its own, asked over HTTP as a client would."""
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -38,7 +39,8 @@ class ServerProcess:
         try:
             self._wait_until_ready()
         except BaseException:
-            self.end(ask=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.end(ask=True, patience=20)
             raise
         return self
 
@@ -71,11 +73,11 @@ class ServerProcess:
         default = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in path else {"prompt": "Hello"}
         return httpx.post(self.url(path), json={"model": "llm", "max_tokens": 8, **default, **body}, timeout=120)
 
-    def end(self, *, ask: bool = False) -> int:
-        """The exit code, after SIGTERM if `ask`; kills what does not end."""
+    def end(self, *, ask: bool = False, patience: float = 60) -> int:
+        """The exit code, after SIGTERM if `ask`; kills what does not end within `patience` seconds."""
         try:
             if ask:
                 self.process.terminate()
-            return self.process.wait(60)
+            return self.process.wait(patience)
         finally:
             self.process.kill()
