@@ -54,4 +54,4 @@ def test_what_the_document_allows_and_not(own_server, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_limits_of_every_field(own_server, tmp_path):
-    check(own_server.base, tmp_path, 100, "--phases", "coverage,fuzzing")
+    check(own_server.base, tmp_path, 60, "--phases", "coverage,fuzzing")

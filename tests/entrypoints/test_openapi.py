@@ -69,6 +69,7 @@ def test_what_else_it_says_is_true(http, document):
         assert http.delete(path).headers["allow"] == "GET, HEAD", path
     assert http.get("/tokenize").headers["allow"] == "POST"
     for body, status in (({"tokens": [5], "model": "llm"}, 200), ({"tokens": [5], "model": {}}, 200),
+                         ({"tokens": []}, 200), ({"tokens": {}}, 400), ({"tokens": ""}, 400),
                          ({"tokens": [10**7]}, 400)):
         valid = jsonschema.Draft202012Validator(body_of(document, "/detokenize")).is_valid(body)
         response = http.post("/detokenize", json=body)
@@ -78,6 +79,11 @@ def test_what_else_it_says_is_true(http, document):
         body = {**LEAST["/v1/chat/completions"], "max_tokens": 10**7}
         valid = jsonschema.Draft202012Validator(body_of(document, path)).is_valid(body)
         assert (http.post(path, json=body).status_code, valid) == (status, status == 200), path
+    for text, status in ((None, 200), ("", 200), ([], 400), ({}, 400), (5, 400)):
+        body = {**LEAST["/v1/chat/completions"], "messages": [{"role": "user", "content": [
+            {"type": "text", "text": text}]}]}
+        valid = jsonschema.Draft202012Validator(body_of(document, "/v1/chat/completions")).is_valid(body)
+        assert (http.post("/v1/chat/completions", json=body).status_code, valid) == (status, status == 200), text
     long = {**LEAST["/v1/completions"], "request_id": "x" * 129}
     assert not jsonschema.Draft202012Validator(body_of(document, "/v1/completions")).is_valid(long)
     assert http.post("/v1/completions", json=long).status_code == 400

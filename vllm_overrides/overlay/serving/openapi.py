@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _TEXT_PARTS: Schema = {"type": "array", "items": {"type": "object", "required": ["type", "text"], "properties": {
-    "type": {"enum": ["text"]}, "text": _TEXT}}}
+    "type": {"enum": ["text"]}, "text": {"type": ["string", "null"]}}}}
 _CONTENT: Schema = {"anyOf": [_TEXT, _TEXT_PARTS]}
 _CALL: Schema = {"type": "object", "required": ["function"], "properties": {
     "id": _TEXT, "type": {"enum": ["function"]}, "function": {"type": "object", "required": ["name"], "properties": {
