@@ -18,12 +18,16 @@ from vllm.overlay.serving.translate import SAME
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
-_TEXT_PARTS: Schema = {"type": "array", "items": {"type": "object", "required": ["type", "text"], "properties": {
-    "type": {"enum": ["text"]}, "text": {"type": ["string", "null"]}}}}
-_CONTENT: Schema = {"anyOf": [_TEXT, _TEXT_PARTS]}
+# Histories are taken as clients and models wrote them: this says what is refused, which is less than what is right.
+_PART: Schema = {"type": "object", "properties": {"type": {"enum": ["text", None]}, "text": {
+    "type": ["string", "null"]}}}
+_CONTENT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}
+_BLOCK_CONTENT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": {**_PART, "required": ["type"], "properties": {
+    **_PART["properties"], "type": {"enum": ["text"]}}}}]}
 _CALL: Schema = {"type": "object", "required": ["function"], "properties": {
-    "id": _TEXT, "type": {"enum": ["function"]}, "function": {"type": "object", "required": ["name"], "properties": {
-        "name": _TEXT, "arguments": {"anyOf": [_TEXT, {"type": "object"}]}}}}}
+    "id": {}, "type": {}, "function": {"type": "object", "required": ["name"], "properties": {
+        "name": _TEXT, "arguments": {}}}}}
+_CALLS: Schema = {"anyOf": [{"type": "array", "items": _CALL}, {"enum": [None, "", {}, 0, False]}]}
 
 
 def _message(roles: Sequence[str], content: Schema = _CONTENT, required: Sequence[str] = (), **more: Schema) -> Schema:
@@ -34,11 +38,13 @@ def _message(roles: Sequence[str], content: Schema = _CONTENT, required: Sequenc
 _SILENT: Schema = {"anyOf": [_CONTENT, {"type": "null"}]}
 _MESSAGES: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": [
     _message([role for role in ROLES if role in ("system", "developer", "user")], required=["content"]),
-    _message(["assistant"], _SILENT, tool_calls={"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]}),
-    _message(["tool", "function"], _SILENT, tool_call_id=_TEXT)]}}
-_INPUT: Schema = {"anyOf": [{**_TEXT, "minLength": 1}, {"type": "array", "minItems": 1, "items": _message(
-    ["user", "assistant", "system", "developer"], required=["content"])}]}
-_BLOCKS: Schema = {"type": "array", "minItems": 1, "items": _message(["user", "assistant"], required=["content"])}
+    _message(["assistant"], _SILENT, tool_calls=_CALLS),
+    _message(["tool", "function"], _SILENT, tool_call_id={})]}}
+_INPUT: Schema = {"anyOf": [{**_TEXT, "minLength": 1}, {"type": "array", "minItems": 1, "items": {"anyOf": [
+    _message(["user", "system", "developer"], required=["content"]), _message(["assistant"], _SILENT)]}}]}
+_BLOCKS: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": [
+    _message(["user"], _BLOCK_CONTENT, ["content"]),
+    _message(["assistant"], {"anyOf": [_BLOCK_CONTENT, {"type": "null"}]})]}}
 _ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": {
     "type": "object", "required": ["message", "type"], "properties": {"message": _TEXT, "type": _TEXT}}}}
 
