@@ -71,7 +71,8 @@ class ServerProcess:
 
     def post(self, path: str = "/v1/chat/completions", **body) -> httpx.Response:
         default = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in path else {"prompt": "Hello"}
-        return httpx.post(self.url(path), json={"model": "llm", "max_tokens": 8, **default, **body}, timeout=120)
+        return httpx.post(self.url(path), json={"model": "llm", "max_tokens": 8, **default, **body},
+                          timeout=START_S)     # It may wait for an engine that is started again.
 
     def end(self, *, ask: bool = False, patience: float = 60) -> int:
         """The exit code, after SIGTERM if `ask`; kills what does not end within `patience` seconds."""
