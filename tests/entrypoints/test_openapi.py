@@ -105,9 +105,9 @@ def test_what_is_empty_in_messages(http, document, path, field):
     judge, wrong = jsonschema.Draft202012Validator(body_of(document, path)), []
     part, made = {"type": "text", "text": "hi"}, []
     for value in EMPTY:
-        parts = [[changed(part, (name, ), value)] for name in part]
+        parts = [[changed(part, (name, ), value)] for name in part] + [[value]] * (value is not ABSENT)
         if field == "system":
-            made += parts
+            made += parts + [value] * (value is not ABSENT)
             continue
         made += [[{"role": "user", "content": one}] for one in parts]
         made += [[changed({"role": role, "content": "hi"}, ("content", ), value)] for role in ("user", "assistant")]

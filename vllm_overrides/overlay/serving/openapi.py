@@ -19,9 +19,9 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 # Histories are taken as clients and models wrote them: this says what is refused, which is less than what is right.
-_PART: Schema = {"type": "object", "properties": {"type": {"enum": ["text", None]}, "text": {
+_PART: Schema = {"type": "object", "minProperties": 1, "properties": {"type": {"enum": ["text", None]}, "text": {
     "type": ["string", "null"]}}}
-_CONTENT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}
+_CONTENT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT, _PART]}}]}
 _BLOCK_CONTENT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": {**_PART, "required": ["type"], "properties": {
     **_PART["properties"], "type": {"enum": ["text"]}}}}]}
 _CALL: Schema = {"type": "object", "required": ["function"], "properties": {
@@ -52,7 +52,7 @@ _SHARED = {name: CHAT[name] for name in SAME if name in CHAT}
 _CHATS = (CHAT, {"messages": _MESSAGES}, ("messages",))
 _RESPONSES = ({**_SHARED, **responses.FIELDS}, {"input": _INPUT}, ("input",))
 _MESSAGE_FIELDS = {**_SHARED, **anthropic.FIELDS}
-_OF_MESSAGES: Mapping[str, Schema] = {"messages": _BLOCKS, "system": {"anyOf": [_CONTENT, {"type": "null"}]}}
+_OF_MESSAGES: Mapping[str, Schema] = {"messages": _BLOCKS, "system": fields.optional(_CONTENT)}
 Body = tuple[Mapping[str, fields.Check], Mapping[str, Schema], Sequence[str]]
 
 
