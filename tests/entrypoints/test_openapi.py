@@ -79,6 +79,8 @@ def test_what_else_it_says_is_true(http, document):
         body = {**LEAST["/v1/chat/completions"], "max_tokens": 10**7}
         valid = jsonschema.Draft202012Validator(body_of(document, path)).is_valid(body)
         assert (http.post(path, json=body).status_code, valid) == (status, status == 200), path
+    # Fields that are not read are not in it.
+    assert "stop" not in body_of(document, "/v1/messages")["properties"]
     long = {**LEAST["/v1/completions"], "request_id": "x" * 129}
     assert not jsonschema.Draft202012Validator(body_of(document, "/v1/completions")).is_valid(long)
     assert http.post("/v1/completions", json=long).status_code == 400

@@ -51,7 +51,8 @@ _ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error
 _SHARED = {name: CHAT[name] for name in SAME if name in CHAT}
 _CHATS = (CHAT, {"messages": _MESSAGES}, ("messages",))
 _RESPONSES = ({**_SHARED, **responses.FIELDS}, {"input": _INPUT}, ("input",))
-_MESSAGE_FIELDS = {**_SHARED, **anthropic.FIELDS}
+# Its name there is stop_sequences, and only that is read.
+_MESSAGE_FIELDS = {name: check for name, check in {**_SHARED, **anthropic.FIELDS}.items() if name != "stop"}
 _OF_MESSAGES: Mapping[str, Schema] = {"messages": _BLOCKS, "system": fields.optional(_CONTENT)}
 Body = tuple[Mapping[str, fields.Check], Mapping[str, Schema], Sequence[str]]
 
