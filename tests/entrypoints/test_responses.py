@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import openai
 import pytest
 
 from tests.helpers.api_specs import assert_valid, spec
-from tests.helpers.fake_engine import EOS, FakeEngine, client, ids, post, tokenizer
+from tests.helpers.fake_engine import EOS, FakeEngine, client, ids, named_events, post, tokenizer
 from vllm.overlay.serving.responses.sealed import unsealed
 
 PATH = "/v1/responses"
@@ -31,13 +29,7 @@ def create(engine: FakeEngine, /, **body) -> dict:
 
 def events_of(engine: FakeEngine, /, **body) -> list[dict]:
     """The events of a stream; asserts that they are well formed and numbered, and that each says its own name."""
-    response = client(engine).post(PATH, json={"model": "llm", "input": "hi", "stream": True, **body})
-    assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for block in response.text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
+    events = named_events(client(engine).post(PATH, json={"model": "llm", "input": "hi", "stream": True, **body}))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
         if event["type"] not in UNLISTED and not is_extension(event.get("item") or event.get("response", {})):

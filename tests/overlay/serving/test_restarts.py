@@ -49,6 +49,12 @@ class World:
         self.engines[-1].client.error = EngineLost(why)
         self.engines[-1].failed.set_result(why)
 
+    async def lose_and_wait(self) -> None:
+        """The newest engine is lost, and the next one is being started, which it is until ``may_start`` is set."""
+        self.may_start.clear()
+        self.lose()
+        await until(lambda: self.attempts == 2)
+
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
@@ -157,9 +163,7 @@ async def test_a_reset_that_nobody_can_wait_for():
     world = World()
     async with Restarts(world.start, RestartPolicy(wait_s=0.3)) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         asked = reset(client)
         assert await asked.status(5) == 503 and "retry-after" in asked.headers
         error = json.loads(asked.body)["error"]
@@ -189,9 +193,7 @@ async def test_whoever_waits_is_told_in_time():
     async with Restarts(world.start, RestartPolicy(wait_s=0.3)) as client:
         client.settle()
         client._took = 12.0
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         answer = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
         assert await answer.status() == 503
         assert json.loads(answer.body)["error"]["code"] == "engine_restarting" and b"it was killed" in answer.body
@@ -208,9 +210,7 @@ async def test_a_client_that_leaves_while_it_waits():
     world = World()
     async with Restarts(world.start, RestartPolicy()) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         waiting = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
         await asyncio.sleep(0.2)
         await waiting.leave()
@@ -291,9 +291,7 @@ async def test_the_server_ends_while_the_engine_is_started_again():
     world = World()
     async with Restarts(world.start, RestartPolicy()) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
     assert world.running == 0 and client._keeping.done()
 
 
@@ -301,9 +299,7 @@ async def test_whoever_waits_when_the_server_must_end():
     world = World()
     async with Restarts(world.start, RestartPolicy()) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         waiting = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
         await asyncio.sleep(0.2)
         engine_client.dismiss(client, RequestError("no time", status=503, code="server_shutting_down"))
