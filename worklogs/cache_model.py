@@ -339,11 +339,11 @@ def replay(requests: Sequence[Request], reusable: Sequence[int], kv: KvPool, sto
         while True:
             known = kv.known(keys)
             hit = store.lookup(request, known)
-            longer = [(common, running) for running in prefilling.values()
-                      if (common := _common(request, running.request)) >= hit + WORTH_WAITING] if wait else []
+            longer = [(shared, running) for running in prefilling.values()
+                      if (shared := common(request, running.request)) >= hit + WORTH_WAITING] if wait else []
             if longer:
-                common, running = max(longer, key=lambda pair: pair[0])
-                store.ask(running.request, common)
+                shared, running = max(longer, key=lambda pair: pair[0])
+                store.ask(running.request, shared)
                 waited, now = True, max(now, running.prefilled)
             elif kv.start(keys[:hit // BLOCK], blocks - hit // BLOCK):
                 break
@@ -374,7 +374,7 @@ def replay(requests: Sequence[Request], reusable: Sequence[int], kv: KvPool, sto
     return outcome
 
 
-def _common(one: Request, other: Request) -> int:
+def common(one: Request, other: Request) -> int:
     """Tokens of the whole blocks that two prompts begin with."""
     usable = min((one.length - 1) // BLOCK, (other.length - 1) // BLOCK)
     if not usable or one.keys[0] != other.keys[0]:
