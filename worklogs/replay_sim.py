@@ -289,6 +289,9 @@ def residuals_table(fitted: Fit, most: int = 40) -> list[str]:
     errors = [abs(error) for error in fitted.errors]
     lines.append(f"  relative errors of {len(errors)} points: root mean square {fitted.rms:.1%}, "
                  f"median {statistics.median(errors):.1%}, most {max(errors):.1%}")
+    free = len(cost_model.NAMES) - len(fitted.costs.assumed)
+    if len(errors) <= free:
+        lines.append(f"  {len(errors)} points for {free} costs: they fit by construction, which proves nothing")
     return lines
 
 

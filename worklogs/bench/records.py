@@ -36,6 +36,8 @@ def read(path: Path) -> Record:
     missing = [name for name in NEEDED if name not in record]
     if missing:
         raise RecordError(f"{path}: {', '.join(missing)} missing; was it cut off?")
+    if not isinstance(record["samples"], list) or not isinstance(record["summary"], dict):
+        raise RecordError(f"{path}: samples must be a list and summary an object")
     return record
 
 

@@ -2,12 +2,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from . import records, stats
+from . import definitions, records, stats
 
 Record = dict[str, Any]
-
-# The weighted score's coefficients of output, uncached input and cached TPS: the raw ones are per minute.
-WEIGHTS = tuple(per_minute * 60 * 0.02592 for per_minute in (10.8, 1.8, 0.36))
 
 
 def grid(head: list[str], rows: list[list[str]]) -> str:
@@ -100,7 +97,10 @@ def derived(row: Record) -> dict[str, float | None]:
     uncached, cached, weighted = (row.get(name) for name in ("input_tps", "cache_tps", "weighted"))
     if uncached is None or cached is None:
         return {"cache_hit_percent": None, "aggregate_output_tps": None}
-    output = None if weighted is None else (weighted - WEIGHTS[1] * uncached - WEIGHTS[2] * cached) / WEIGHTS[0]
+    output = None
+    if weighted is not None:
+        of_output, of_uncached, of_cached = definitions.WEIGHTS
+        output = (weighted - of_uncached * uncached - of_cached * cached) / of_output
     return {"cache_hit_percent": 100 * cached / (uncached + cached), "aggregate_output_tps": output}
 
 
