@@ -16,6 +16,7 @@ Exit status: 0 no arm is worse than the base, 1 bad input, 3 one is.
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def overall(ratios: list[stats.Ratio]) -> str:
 
 def number(value: float | None) -> str:
     """Four digits."""
+    if value is not None and math.isinf(value):
+        return definitions.INFINITE
     return "-" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
@@ -116,12 +119,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def _plain(ratio: stats.Ratio) -> dict[str, Any]:
+    """For JSON, which has no infinite numbers."""
+    found = dataclasses.asdict(ratio)
+    return {name: definitions.INFINITE if isinstance(value, float) and math.isinf(value) else value
+            for name, value in found.items()}
+
+
 def kept(options: argparse.Namespace, compared: list[dict[str, Any]]) -> dict[str, Any]:
     """The comparison as a record."""
     return {"kind": "formal-perf-comparison", **bench_record.commit(),
             "definitions": definitions.VERSION, "records": [path.name for path in options.records],
             "rounds": options.rounds,
-            "comparisons": [{**one, "ratios": [dataclasses.asdict(ratio) for ratio in one["ratios"]]}
+            "comparisons": [{**one, "ratios": [_plain(ratio) for ratio in one["ratios"]]}
                             for one in compared]}
 
 

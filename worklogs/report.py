@@ -9,6 +9,7 @@ of whole requests by length, the run's timeline, cache hits by turn.
 """
 import argparse
 import html
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import compare  # noqa: E402
 from bench import definitions, plots, records, stats, tables  # noqa: E402
 from bench.plots import Bar, Point, Stretch, axis  # noqa: E402
 
-GATES = {"ttft": 5.0, "output": 20.0}
+GATES = {path: bound for _, path, _, bound in definitions.GATES}
 TABLE = (("success rate", "success_rate", "{:.2%}"), ("cache hit rate", "hit_rate", "{:.2%}"),
          ("TTFT P50, s", "ttft_s.p50", "{:.3f}"), ("TTFT P90, s", "ttft_s.p90", "{:.3f}"),
          ("TTFT P90, failures counted, s", "failure_adjusted.ttft_s.p90", "{:.3f}"),
@@ -73,6 +74,8 @@ def value(record: records.Record, path: str, form: str) -> str:
     number = stats.figure(record["summary"], path)
     if number is None:
         return '<span class="soft">not reported</span>'
+    if math.isinf(number):
+        return definitions.INFINITE
     interval = ((record.get("intervals") or {}).get("figures") or {}).get(path)
     text = form.format(number)
     if interval:
@@ -129,16 +132,16 @@ def ttft_plot(record: records.Record) -> str:
                     said(sample)) for sample in found]
     plot = plots.scatter("TTFT in seconds by prompt tokens", points,
                          axis("prompt tokens", [point.x for point in points], True),
-                         axis("TTFT, s", [point.y for point in points], True), GATES["ttft"])
+                         axis("TTFT, s", [point.y for point in points], True), GATES["ttft_s.p90"])
     plot = plots.legend(_used(points, SHARES)) + plot
     return figure_of("TTFT by length of the prompt and cached share", plot, points)
 
 
 def decode_plot(record: records.Record) -> str:
     """Decoding speed by context."""
-    value_of = stats.PER_REQUEST["decode TPS, per request"][0]
     points = [Point(sample["prompt_tokens"] + sample["completion_tokens"] / 2, tps, "s0", said(sample))
-              for sample in succeeded(record) if sample["prompt_tokens"] and (tps := value_of(sample))]
+              for sample in succeeded(record)
+              if sample["prompt_tokens"] and (tps := definitions.decode_tps(sample))]
     return figure_of("Decoding speed by context", plots.scatter(
         "decode tokens per second by context", points, axis("context at half of the answer, tokens",
                                                             [point.x for point in points], True),
@@ -147,14 +150,14 @@ def decode_plot(record: records.Record) -> str:
 
 def output_plot(record: records.Record) -> str:
     """Output TPS of whole requests, which the gate judges."""
-    value_of = stats.PER_REQUEST["output TPS, per request"][0]
     points = [Point(sample["prompt_tokens"], tps, plots.by_share(share(sample)), said(sample))
-              for sample in succeeded(record) if sample["prompt_tokens"] and (tps := value_of(sample))]
+              for sample in succeeded(record)
+              if sample["prompt_tokens"] and (tps := definitions.output_tps(sample))]
     return figure_of("Output TPS of whole requests by length of the prompt", plots.legend(_used(points, SHARES))
                      + plots.scatter("output tokens per second of whole requests by prompt tokens", points,
                                      axis("prompt tokens", [point.x for point in points], True),
                                      axis("output tokens/s", [point.y for point in points], least=0.0),
-                                     GATES["output"]), points)
+                                     GATES["output_tps.p10"]), points)
 
 
 def timeline_plot(record: records.Record) -> str:

@@ -8,8 +8,10 @@ number (open loop, where the arrivals decide).
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from . import definitions
 
 Sample = dict[str, Any]
 Summary = dict[str, Any]
@@ -28,11 +30,13 @@ FIGURES = {
 
 
 def figure(summary: Summary, path: str) -> float | None:
-    """A number of a summary by its dotted path; None where it was not reported or is not finite."""
+    """A number of a summary by its dotted path, maybe infinite; None where it was not reported."""
     value: Any = summary
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if value == definitions.INFINITE:
+        return math.inf
+    return float(value) if isinstance(value, int | float) else None
 
 
 def by_conversation(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
@@ -63,21 +67,22 @@ def span(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
 
 
 def bootstrap(samples: Sequence[Sample], wall_s: float, summarise: Summarise, *, mode: str = "closed",
-              rounds: int = ROUNDS, seed: int = 0, level: float = LEVEL) -> dict[str, Any]:
-    """Intervals of FIGURES, to be kept as a record's "intervals".
+              rounds: int = ROUNDS, seed: int = 0, level: float = LEVEL,
+              paths: Iterable[str] = tuple(FIGURES)) -> dict[str, Any]:
+    """Intervals of the figures at `paths` of a summary, to be kept as a record's "intervals".
 
     Returns:
         {"level", "rounds", "seed", "conversations", "figures": {path: [low, high]}}; no figures where there is one
         conversation only, which says nothing about others.
     """
     groups = by_conversation(samples)
-    found: dict[str, list[float]] = {path: [] for path in FIGURES}
+    found: dict[str, list[float]] = {path: [] for path in paths}
     if len(groups) > 1:
         for drawn in draws(list(groups), rounds, seed):
             summary = summarise(*drawn_run(groups, drawn, samples, wall_s, mode))
             for path, values in found.items():
                 value = figure(summary, path)
-                if value is not None:
+                if value is not None and math.isfinite(value):
                     values.append(value)
     # A figure that most draws lack (say, all of whose requests failed) has no interval worth the name.
     return {"level": level, "rounds": rounds, "seed": seed, "conversations": len(groups),
@@ -100,26 +105,9 @@ def _seconds(samples: Sequence[Sample]) -> float:
 
 
 # Per request, of samples that succeeded: name -> (value of a sample, whether more is better).
-def _ttft(sample: Sample) -> float | None:
-    first = sample.get("first_s")
-    return first - sample["sent_s"] if first is not None else None
-
-
-def _output_tps(sample: Sample) -> float | None:
-    tokens, last = sample.get("completion_tokens"), sample.get("last_s")
-    return tokens / (last - sample["sent_s"]) if tokens and last is not None and last > sample["sent_s"] else None
-
-
-def _decode_tps(sample: Sample) -> float | None:
-    tokens, first, last = sample.get("completion_tokens"), sample.get("first_s"), sample.get("last_s")
-    if not tokens or tokens < 2 or first is None or last is None or last <= first:
-        return None
-    return (tokens - 1) / (last - first)
-
-
 PER_REQUEST: dict[str, tuple[Callable[[Sample], float | None], bool]] = {
-    "TTFT, per request": (_ttft, False), "output TPS, per request": (_output_tps, True),
-    "decode TPS, per request": (_decode_tps, True),
+    "TTFT, per request": (definitions.ttft, False), "output TPS, per request": (definitions.output_tps, True),
+    "decode TPS, per request": (definitions.decode_tps, True),
 }
 
 
@@ -187,7 +175,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _band(arms: Sequence[Sequence[float | None]], assumed: float) -> tuple[float, bool]:
     """Noise, and whether repeats say it."""
     spreads = [max(known) / min(known) - 1 for arm in arms
-               if len(known := [value for value in arm if value is not None and value > 0]) > 1]
+               if len(known := [value for value in arm if value and math.isfinite(value)]) > 1]
     return (max(LEAST_NOISE, *spreads), True) if spreads else (assumed, False)
 
 
@@ -243,14 +231,19 @@ def _of_runs(base: Sequence[Run], other: Sequence[Run], names: Sequence[str], su
                       for run, found in zip(arm, group, strict=True)] for arm, group in zip(arms, groups, strict=True)]
         for path, ratios in drawn.items():
             one, two = (_mean([figure(summary, path) for summary in arm]) for arm in summaries)
-            if one and two:
+            if one and two and math.isfinite(one) and math.isfinite(two):
                 ratios.append(two / one)
     found = []
     for path, more in FIGURES.items():
         values = [[figure(run.summary, path) for run in arm] for arm in arms]
         one, two = (_mean(arm) for arm in values)
         band, known = _band(values, assumed)
-        ratio = two / one if one and two else None
+        if one is not None and two is not None and math.isinf(one) != math.isinf(two):
+            # So many failures that the percentile is one of them: no ratio, and no doubt either.
+            found.append(Ratio(path, one, two, None, None, band, known, len(base) + len(other), more,
+                               "worse" if math.isinf(two) != more else "better"))
+            continue
+        ratio = two / one if one and two and math.isfinite(one) else None
         enough = len(drawn[path]) > rounds / 2
         interval = span(drawn[path]) if enough else _cross(*values) if len(names) == 1 else None
         found.append(Ratio(path, one, two, ratio, interval, band, known, len(base) + len(other), more,

@@ -1,4 +1,5 @@
 """The ledger's tables of formal runs, comparisons, imported figures and simulations, as Markdown."""
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,10 @@ def grid(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
-def significant(value: float) -> str:
-    """Four digits, or all before the point."""
+def significant(value: float | str) -> str:
+    """Four digits, or all before the point; words as they are."""
+    if isinstance(value, str):
+        return value
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
@@ -21,8 +24,8 @@ def formal_perf(found: list[Record]) -> str:
     """One row per record, in the predecessor's columns; intervals in brackets."""
     def cell(record: Record, path: str, form: str) -> str:
         value = stats.figure(record["summary"], path)
-        if value is None:
-            return "not reported"
+        if value is None or math.isinf(value):
+            return "not reported" if value is None else definitions.INFINITE
         interval = ((record.get("intervals") or {}).get("figures") or {}).get(path)
         return form.format(value) + (f" ({form.format(interval[0])} to {form.format(interval[1])})" if interval else "")
 
@@ -99,8 +102,8 @@ def derived(row: Record) -> dict[str, float | None]:
         return {"cache_hit_percent": None, "aggregate_output_tps": None}
     output = None
     if weighted is not None:
-        of_output, of_uncached, of_cached = definitions.WEIGHTS
-        output = (weighted - of_uncached * uncached - of_cached * cached) / of_output
+        rest = definitions.weighted(0.0, uncached, cached)
+        output = (weighted - rest) / definitions.weighted(1.0, 0.0, 0.0)
     return {"cache_hit_percent": 100 * cached / (uncached + cached), "aggregate_output_tps": output}
 
 
