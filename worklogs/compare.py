@@ -129,6 +129,7 @@ def _plain(ratio: stats.Ratio) -> dict[str, Any]:
 def kept(options: argparse.Namespace, compared: list[dict[str, Any]]) -> dict[str, Any]:
     """The comparison as a record."""
     return {"kind": "formal-perf-comparison", **bench_record.commit(),
+            "command": bench_record.without_paths(["compare.py", *map(str, options.records)]),
             "definitions": definitions.VERSION, "records": [path.name for path in options.records],
             "rounds": options.rounds,
             "comparisons": [{**one, "ratios": [_plain(ratio) for ratio in one["ratios"]]}

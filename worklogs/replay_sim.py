@@ -410,7 +410,8 @@ def _check(options: argparse.Namespace) -> int:
     print(f"within {options.limit:.0%}: " + ("all" if not off else f"all but {', '.join(off)}"))
     if options.keep:
         path = bench_record.keep("replay-sim-check", {
-            "kind": "replay-sim-check", **bench_record.commit(), "record": options.record.name,
+            "kind": "replay-sim-check", **bench_record.commit(), "command": options.command,
+            "record": options.record.name,
             "server": record["server"], "concurrency": record["concurrency"], "chunk": chunk, "max_num_seqs": seqs,
             "limit": options.limit, "off": off, "memory": memory, "model_assumes": MODEL_ASSUMES[2:],
             "fit": fit_record(fitted), "figures": rows})
@@ -456,7 +457,8 @@ def _rank(options: argparse.Namespace) -> int:
             print("  " + outcome_line(one))
     if options.keep:
         path = bench_record.keep("replay-sim", {
-            "kind": "replay-sim", **bench_record.commit(), "definitions": definitions.VERSION,
+            "kind": "replay-sim", **bench_record.commit(), "command": options.command,
+            "definitions": definitions.VERSION,
             "name": contents.get("name", options.points.name), "seed": options.seed, "cache": options.cache,
             "requests": len(requests), "hit_rate": sum(hits.values()) / sum(one.length for one in requests),
             "model_assumes": MODEL_ASSUMES, "fit": fit_record(fits["as given"]),
@@ -496,6 +498,8 @@ def outcome_line(one: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     options = parse(arguments)
+    options.command = bench_record.without_paths([Path(sys.argv[0]).name,
+                                                  *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if options.program == "fit":
             print_fit(cost_model.fit(*cost_model.read(options.points)))
