@@ -243,10 +243,27 @@ def section(record: records.Record, source: str) -> str:
                                     [[escape(name), value(record, path, form)] for name, path, form in TABLE], 9)
             + f'<p class="soft">{words}</p>'
             + f'<div class="plots">{timeline_plot(record)}{ttft_plot(record)}{output_plot(record)}{decode_plot(record)}'
-            + f"{hits_plot(record)}</div>"
+            + f"{hits_plot(record)}</div>" + groups(record)
             + "<details><summary>How it was measured</summary>" + table(
                 ["", ""], [[escape(name), f"<code>{escape(words)}</code>"] for name, words in facts
                            if words is not None], 9) + "</details></section>")
+
+
+def groups(record: records.Record) -> str:
+    """Figures by length of the prompt and by turn."""
+    parts = []
+    for title, key in (("By length of the prompt", "by_length"), ("By turn", "by_turn")):
+        rows = []
+        for group in definitions.groups(record["samples"])[key]:
+            cells = [f"{group['succeeded']} of {group['requests']}"]
+            for path, form in (("hit_rate", "{:.1%}"), ("hit_rate_theoretical", "{:.1%}"), ("ttft_s.p50", "{:.3f}"),
+                               ("ttft_s.p90", "{:.3f}"), ("output_tps.p10", "{:.2f}"), ("decode_tps.p50", "{:.2f}")):
+                number = stats.figure(group, path)
+                cells.append("-" if number is None else form.format(number))
+            rows.append([escape(group["group"]), *cells])
+        parts.append(f"<h3>{title}</h3>" + table(
+            ["", "succeeded", "hits", "possible", "TTFT P50", "TTFT P90", "output TPS P10", "decode TPS P50"], rows))
+    return "<details open><summary>By length and turn</summary>" + "".join(parts) + "</details>"
 
 
 def comparison(found: list[records.Record]) -> str:

