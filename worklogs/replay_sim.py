@@ -95,13 +95,16 @@ def requests_of(record: dict[str, Any]) -> tuple[list[Request], dict[int, int], 
     """The requests of a formal run that succeeded: as the model takes them, the hits that were measured, and per index
     the turn before it where no turn was sent before its last one had ended.
 
-    What a turn repeats beyond its conversation's last prompt, it is taken to share with every other conversation.
+    What a turn repeats beyond its conversation's last prompt, it is taken to share with the first request that is long
+    enough (a system turn, say). Prompts are taken to part where messages end, which the server knows.
     """
     counter = itertools.count(1)
-    shared_by_all: list[int] = []
+    places: dict[int, set[int]] = {}        # index -> where messages end
     last: dict[str, Request] = {}
     ends: dict[str, float] = {}
-    requests, hits, after = [], {}, {}
+    requests: list[Request] = []
+    hits: dict[int, int] = {}
+    after: dict[int, int] = {}
     in_turn = True
     for sample in sorted(record["samples"], key=lambda one: one["index"]):
         length = sample["prompt_tokens"] or sample["expected_prompt_tokens"]
@@ -109,18 +112,18 @@ def requests_of(record: dict[str, Any]) -> tuple[list[Request], dict[int, int], 
             continue
         reused = min(sample["theoretical_reuse"] or 0, length - 1)
         before = last.get(sample["conversation"])
-        if before is not None and len(before.keys) >= reused // BLOCK:
-            keys = before.keys[:reused // BLOCK].tolist()
-        else:
-            while len(shared_by_all) < reused // BLOCK:
-                shared_by_all.append(next(counter))
-            keys = shared_by_all[:reused // BLOCK]
+        if before is None or len(before.keys) < reused // BLOCK:
+            before = next((one for one in requests if len(one.keys) >= reused // BLOCK), None)
+        if not reused or before is None:
+            before, reused = None, 0
+        keys = before.keys[:reused // BLOCK].tolist() if before is not None else []
+        for index in (sample["index"], *(() if before is None else (before.index, ))):
+            places.setdefault(index, {length - 5}).add(reused)
         keys = keys + [next(counter) for _ in range(length // BLOCK - len(keys))]
         answer = max(1, sample["completion_tokens"] or 1)
         own = [next(counter) for _ in range((length + answer) // BLOCK - length // BLOCK)]
         request = Request(sample["index"], length, answer, np.array(keys, np.int64), np.array(own, np.int64),
-                          tuple(sorted({place for place in (reused, length - 5) if 0 < place < length})),
-                          before.index if before is not None and reused else -1, reused)
+                          (), before.index if before is not None else -1, reused)
         previous = last.get(sample["conversation"])
         if previous is not None:
             after[sample["index"]] = previous.index
@@ -130,6 +133,8 @@ def requests_of(record: dict[str, Any]) -> tuple[list[Request], dict[int, int], 
         requests.append(request)
     if not requests:
         raise SimError("the record has no request that succeeded with its prompt's length known")
+    requests = [dataclasses.replace(request, boundaries=tuple(sorted(
+        place for place in places[request.index] if 0 < place < request.length))) for request in requests]
     return requests, hits, after if in_turn else {}
 
 

@@ -163,6 +163,19 @@ def test_requests_of_a_record_share_what_was_possible():
     assert hits == {request.index: request.shared for request in wanted} and len(after) == 24
 
 
+def test_first_turns_share_a_system_turn():
+    """Conversations that begin alike: each first turn but the first repeats 160 tokens of it."""
+    content = record(1)
+    for sample in content["samples"]:
+        if sample["turn"] == 0 and sample["index"]:
+            sample["theoretical_reuse"] = 160
+    found, _, _ = replay_sim.requests_of(content)
+    for request in found[1:8]:
+        assert request.parent == 0 and (request.keys[:10] == found[0].keys[:10]).all()
+        assert request.keys[10] != found[0].keys[10]
+    assert 160 in found[0].boundaries and found[0].shared == 0
+
+
 def test_ranking_says_what_it_assumes_and_resumes(tmp_path, capsys):
     points = str(replay_sim.Path(replay_sim.__file__).parent / "points_bi_v100.json")
     options = ["rank", "--points", points, "--count", "60", "--cache", "unlimited", "--concurrency", "1,4", "--chunk",
