@@ -334,7 +334,8 @@ def record_of(dataset: trace.Dataset, run: Run, health: dict[str, Any], version:
                  and sample["expected_prompt_tokens"] != sample["prompt_tokens"]]
         if wrong:
             samples = [{**sample, "theoretical_reuse": None} for sample in samples]
-    summary = definitions.summary(samples, run.wall)
+    wall = round(run.wall, 6)
+    summary = definitions.summary(samples, wall)
     mode = "open" if options.open_loop else "closed"
     compared = [sample for sample in samples if None not in (sample["expected_prompt_tokens"], sample["prompt_tokens"])]
     late = [sample["sent_s"] - sample["intended_s"] for sample in samples if sample["intended_s"] is not None]
@@ -349,12 +350,12 @@ def record_of(dataset: trace.Dataset, run: Run, health: dict[str, Any], version:
         "model": options.model, "mode": mode, "concurrency": None if options.open_loop else options.concurrency,
         "rate": options.rate, "max_tokens": options.max_tokens, "exact_tokens": options.exact_tokens,
         "set": options.set, "cache_before": CACHE[options.cache], "warm_up": options.warm_up,
-        "wall_s": round(run.wall, 6), "sittings": run.partial.sittings + 1,
+        "wall_s": wall, "sittings": run.partial.sittings + 1,
         "client": {**health, "sent_late_s": definitions.percentiles(late) if late else None},
         "tokenizer": {"compared": len(compared), "disagree": sum(
             sample["expected_prompt_tokens"] != sample["prompt_tokens"] for sample in compared)},
         "ended_early": run.ended_early, "summary": summary, "groups": definitions.groups(samples),
-        "intervals": stats.bootstrap(samples, run.wall, definitions.summary, mode=mode, rounds=options.rounds),
+        "intervals": stats.bootstrap(samples, wall, definitions.summary, mode=mode, rounds=options.rounds),
         "samples": samples}
 
 

@@ -133,7 +133,7 @@ class Stub:
 
 async def serve(stub: Stub, port: int) -> None:
     """Until it is told to end."""
-    runner = web.AppRunner(stub.app(), access_log=None)
+    runner = web.AppRunner(stub.app(), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
