@@ -394,6 +394,9 @@ def shown(record: dict[str, Any]) -> str:
     failed = {name: count for name, count in summary["classes"].items() if name != definitions.OK}
     if failed:
         lines.append(f"  failed: {', '.join(f'{count} {name}' for name, count in failed.items())}")
+    if any(odd := {name: summary[name] for name in ("no_output", "unfinished", "after_finish", "repetitive",
+                                                    "errors_in_stream") if summary[name]}):
+        lines.append(f"  of what succeeded: {', '.join(f'{count} {name}' for name, count in odd.items())}")
     client = record["client"]
     if client["healthy"] is False:
         lines.append(f"  THE CLIENT WAS SLOW (its loop was late by {client['loop_lag_ms']} ms): the times are not the "

@@ -42,7 +42,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
 import replay_trace  # noqa: E402
-from bench import definitions, trace  # noqa: E402
+from bench import trace  # noqa: E402
 from bench.conversations import OVERHEAD, Message, Texts, cleaned, padded, text_of  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench.served import Prompt, Served, ServedError  # noqa: E402
@@ -578,7 +578,7 @@ def main(arguments: list[str] | None = None) -> int:
     for row in manifest["buckets"]:
         if row["requests"]:
             wanted = "" if row["reuse_wanted"] is None else f" (wanted {row['reuse_wanted']:.0%})"
-            print(f"  {definitions.bucket_name(row['below'] - 1):14s} {row['requests']:4d} requests, "
+            print(f"  below {row['below'] / 1024:g}K: {row['requests']} requests, "
                   f"{row['reuse']:.1%} reusable{wanted}")
     proof = manifest["no_accidental_prefixes"]
     print(f"  no accidental prefixes: {proof['begin_anew']} prompts begin anew and share at most "

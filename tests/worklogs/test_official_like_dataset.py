@@ -124,7 +124,7 @@ def test_one_seed_makes_one_dataset_also_when_it_is_resumed(tmp_path, monkeypatc
 
 def test_an_accidental_prefix_is_found(tmp_path, monkeypatch, capsys):
     """Every tag is the same, so conversations that begin anew share what they should not."""
-    monkeypatch.setattr(generate.random.Random, "getrandbits", lambda self, bits: 7, raising=False)
+    monkeypatch.setattr(generate.Texts, "tag", lambda self: self.tags.append("00000007") or self.tags[-1])
     monkeypatch.setattr(generate.Texts, "words", lambda self, count: "all the same " * max(1, count // 3))
     status, _, _ = made(tmp_path / "d", "--requests", "3", "--cap", "1K", "--tools", "0", "--pictures", "0")
     assert status == 1 and "accidental prefix" in capsys.readouterr().err

@@ -18,8 +18,9 @@ Of a run, over the requests that succeeded unless said otherwise:
                some do, the others count as 0, as the platform does (servers leave the field out for 0), and
                `not_reported` says how many these are.
   hit rate     sum of cached / sum of prompt tokens
-  adjusted     over all requests that were sent: TTFT of a failure is infinite (written as "infinite", which is no
-               number in JSON), its output TPS 0
+  adjusted     with the requests that failed: their TTFT is infinite (written as "infinite", JSON has no such number), their
+               output TPS 0
+  no output    successes without any first token; they have no TTFT
 """
 import math
 from collections import Counter
@@ -151,13 +152,13 @@ def summary(samples: Sequence[Sample], wall_s: float) -> Summary:
                       "total_tps": None if output is None or tokens["prompt"] is None
                       else (tokens["output"] + tokens["prompt"]) / wall_s if wall_s > 0 else None},
         "weighted": weighted(output, uncached, cached),
-        "failure_adjusted": {"ttft_s": percentiles([_or(ttft(sample), math.inf) if sample["class"] == OK else math.inf
-                                                    for sample in sent]),
-                             "output_tps": percentiles([rate for sample in sent if (
-                                 rate := output_tps(sample) if sample["class"] == OK else 0.0) is not None])},
+        "failure_adjusted": {name: percentiles([found for sample in sent if (
+            found := value(sample) if sample["class"] == OK else worst) is not None])
+            for name, value, worst in (("ttft_s", ttft, math.inf), ("output_tps", output_tps, 0.0))},
         "classes": dict(Counter(sample["class"] for sample in sent).most_common()),
         "not_reported": {name: sum(sample.get(name) is None for sample in good)
                          for name in ("prompt_tokens", "cached_tokens", "completion_tokens")},
+        "no_output": sum(sample.get("first_s") is None for sample in good),
         "unfinished": sum(sample.get("finish") is None for sample in good),
         "after_finish": sum(sample.get("after_finish") or 0 for sample in good),
         "repetitive": sum(bool(sample.get("repetitive")) for sample in good),
@@ -251,7 +252,3 @@ def _share(part: int | None, total: int | None) -> float | None:
 
 def _over(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> dict[str, float | str | None]:
     return percentiles([found for sample in samples if (found := value(sample)) is not None])
-
-
-def _or(value: float | None, other: float) -> float:
-    return other if value is None else value
