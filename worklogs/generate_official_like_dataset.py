@@ -271,6 +271,8 @@ class Generator:
         if made.multi_system and not any(one["role"] in ("system", "developer") for one in messages):
             new.append({"role": texts.chance.choice(("system", "developer")),
                         "content": f"{texts.tag()} {texts.words(20)}"})
+        # Short prompts would be one message otherwise, and have no place where others can leave them.
+        texts.longest = max(16, made.length // 8)
         steps = texts.turns(made.tools, bool(messages), self.options.oddities)
         used_tool = not made.tools or any(one["role"] == "tool" for one in messages)
         while True:

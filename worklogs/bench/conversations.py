@@ -22,11 +22,12 @@ OVERHEAD = 6
 
 
 class Texts:
-    """Makes texts from one seed. tags: all that were given out."""
+    """Makes texts from one seed. tags: all that were given out. longest: words of a message at most."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.tags: list[str] = []
+        self.longest = 20_000
 
     def tag(self) -> str:
         """Eight hexadecimal digits, new every time."""
@@ -110,7 +111,7 @@ class Texts:
 
     def length(self) -> int:
         """Words of a message: log-normal, as replay_trace.py assumes for tokens."""
-        return max(8, min(20_000, round(self.chance.lognormvariate(5.52, 1.3))))
+        return max(8, min(self.longest, round(self.chance.lognormvariate(5.52, 1.3))))
 
     def turns(self, tools: list[dict[str, Any]], begun: bool, oddities: float) -> Iterator[list[Message]]:
         """Endless steps of a conversation; each ends with what a model answers: a user's message or tools' results.

@@ -18,8 +18,8 @@ Of a run, over the requests that succeeded unless said otherwise:
                some do, the others count as 0, as the platform does (servers leave the field out for 0), and
                `not_reported` says how many these are.
   hit rate     sum of cached / sum of prompt tokens
-  adjusted     with the requests that failed: their TTFT is infinite (written as "infinite", JSON has no such number), their
-               output TPS 0
+  adjusted     with the requests that failed: their TTFT is infinite (written as "infinite": JSON has no such number),
+               their output TPS 0
   no output    successes without any first token; they have no TTFT
 """
 import math
