@@ -35,6 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
+from bench.words import WORDS  # noqa: E402
 from bench_client import SOURCES, Answer, Client, OthersMeter, RequestFailed  # noqa: E402
 
 LENGTHS = [round(20 * 250**(step / 34)) for step in range(35)]
@@ -45,11 +46,6 @@ KNOWN, NEW = 8000, 20
 COLD_SHARE, STEP_FACTOR = 0.05, 1.3
 # Ids of plain words in every tokenizer of ours: behind the single bytes, before the control tokens.
 LOWEST_ID = 300
-WORDS = """
-    river mountain lake forest garden field road bridge house window door table light water wind rain snow sun moon star
-    sky cloud tree leaf flower grass stone sand fire summer winter spring morning evening night day week year city
-    village station train ship boat bird horse fish dog cat book letter story song music color
-""".split()  # noqa: SIM905
 TOOLS = [{"type": "function", "function": {
     "name": name, "description": f"Looks up a {name}.",
     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}

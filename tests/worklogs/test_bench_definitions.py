@@ -54,10 +54,13 @@ def test_figures_of_a_run():
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_the_weighted_score_is_that_of_logged_runs():
-    """PLATFORM 5.4: 74.17 % hits and 883.11 need 6.0 output tokens per second beside these inputs."""
-    found = definitions.weighted(5.79, 178.33, 512.01)
-    assert found == pytest.approx(883.11, rel=1e-3)
+def test_the_weighted_score_is_the_published_one():
+    """Of the platform's three coefficients, and of its bound: a raw score of 308,642 is a weighted one of 8,000."""
+    assert definitions.weighted(1.0, 0.0, 0.0) == pytest.approx(16.796, rel=1e-4)
+    assert definitions.weighted(0.0, 1.0, 0.0) == pytest.approx(2.799, rel=1e-3)
+    assert definitions.weighted(0.0, 0.0, 1.0) == pytest.approx(0.56, rel=1e-3)
+    score = 308_642 * definitions.WEIGHT
+    assert score == pytest.approx(8000, rel=1e-6)
     assert definitions.weighted(1.0, None, 1.0) is None
 
 

@@ -246,15 +246,21 @@ class Client:
             return reading.status or 0, text
 
     async def listens(self) -> bool:
-        """Whether a connection can be made."""
+        """Whether somebody answers; a server that takes connections and is too busy to answer counts, too."""
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(self.host, self.port, ssl=self._ssl), 5)
+            reader, writer = await asyncio.wait_for(asyncio.open_connection(self.host, self.port, ssl=self._ssl), 5)
         except (OSError, asyncio.TimeoutError):
             return False
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return True
+        try:
+            # A process that is about to be gone may still take a connection.
+            writer.write(f"GET {self.path}/health HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n\r\n".encode())
+            return bool(await asyncio.wait_for(reader.read(1), 5))
+        except asyncio.TimeoutError:
+            return True
+        except OSError:
+            return False
+        finally:
+            writer.transport.abort()
 
     async def _exchange(self, method: str, path: str, payload: bytes, reading: Reading) -> tuple[str, str | None]:
         """(class, error)."""

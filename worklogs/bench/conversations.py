@@ -8,13 +8,10 @@ from typing import Any
 
 from PIL import Image
 
+from .words import WORDS
+
 Message = dict[str, Any]
 
-WORDS = """
-    river mountain lake forest garden field road bridge house window door table light water wind rain snow sun moon star
-    sky cloud tree leaf flower grass stone sand fire summer winter spring morning evening night day week year city
-    village station train ship boat bird horse fish dog cat book letter story song music color
-""".split()  # noqa: SIM905
 VERBS = ("read", "write", "search", "list", "run", "open", "fetch", "edit", "check", "send")
 PARTS = ("file", "folder", "page", "table", "test", "branch", "note", "mail", "sheet", "log")
 # Of what a message costs beside its text, in tokens: enough to plan with, the rendered prompt decides.
