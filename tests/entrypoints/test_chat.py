@@ -17,6 +17,8 @@ CALL = ("<tool_call>\n<function=get_weather>\n<parameter=city>\n北京 \"x\"\n</
         "</function>\n</tool_call>")
 ARGUMENTS = '{"city": "北京 \\"x\\"", "days": 3, "hours": [1, {"a": null}]}'
 
+(END_THINK,) = ids("</think>")
+
 # name: (answer, request, message, finish_reason). The prompt opens a thought unless the request switches it off.
 CASES = {
     "thought and answer": (f"{THOUGHT}\n</think>\n\nIt is 4.", {},
@@ -223,6 +225,16 @@ def test_an_answer_that_the_template_does_not_show_cannot_be_continued():
     response = http.post("/v1/chat/completions", json={"model": "llm", "continue_final_message": True, "messages": [
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "continue_final_message"), response.text
+
+
+@pytest.mark.parametrize("asked", [[], [END_THINK]])
+def test_a_control_token_as_stop_string_is_the_stop_reason(asked):
+    """As text, unless the request names its id, too."""
+    fields = {"stop": ["</think>"], "stop_token_ids": asked}
+    expected = asked[0] if asked else "</think>"
+    assert post(client(FakeEngine("Hm.\n</think>\n\nNo.")), **fields)["choices"][0]["stop_reason"] == expected
+    last = stream(client(FakeEngine("Hm.\n</think>\n\nNo.")), **fields)[-1]
+    assert last["choices"][0]["stop_reason"] == expected
 
 
 def test_the_other_name_of_the_reasoning_field():
