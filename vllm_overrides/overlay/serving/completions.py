@@ -61,8 +61,8 @@ class CompletionAnswer(Answer):
             logprobs = _joined(opening_logprobs, self._logprobs(choice, merged))
             text = opening + "".join(() if self._prompt_only else texts[choice.index])
             bodies.append({"index": len(bodies), "text": text, "logprobs": logprobs,
-                           **self._end(choice), "prompt_logprobs": None, **self.of_prompt(choice.index // self._samples),
-                           **self._token_ids(merged.tokens)})
+                           **self._end(choice), "prompt_logprobs": None,
+                           **self.of_prompt(choice.index // self._samples), **self._token_ids(merged.tokens)})
         return {**self._head(), "choices": bodies, "usage": self.usage()}
 
     async def stream(self) -> AsyncIterator[bytes]:
