@@ -163,6 +163,8 @@ def _end(process: Any, patience: float) -> None:
             # A signal that comes just before it waits for requests is looked at when that wait ends: after 10 s.
             os.kill(process.pid, END)
     if process.exitcode is None:
+        if patience:
+            logger.warning("the engine has not ended within %g s and is killed", patience)
         process.kill()
         process.join()
     leftovers.end_group(process.pid)
