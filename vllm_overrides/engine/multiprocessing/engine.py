@@ -25,9 +25,11 @@ _NOTICE_MS = 200
 
 
 class MQLLMEngine(_stock.MQLLMEngine):
-    """Stock's engine behind sockets. `on_stuck`, if set, is told why no step ends any more, from another thread."""
+    """Stock's engine behind sockets. `on_stuck`, if set, is told why no step ends any more, from another thread;
+    `on_cleanup`, if set, is called when the engine has been told to end."""
 
     on_stuck: Callable[[str], None] | None = None
+    on_cleanup: Callable[[], None] | None = None
     _welcome: threading.Thread | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,12 +61,17 @@ class MQLLMEngine(_stock.MQLLMEngine):
                     socket.send_multipart((client, answer))
 
     def cleanup(self) -> None:
-        """Stock's."""
+        """Stock's, and the end of the other ranks: who waits for them in the end waits for processes that only a lost
+        parent, or a kill, ends."""
+        if self.on_cleanup is not None:
+            self.on_cleanup()
+        executor = self.engine.model_executor
         self._heartbeat_stop_event.set()
         if self._welcome is not None:
             # Sockets must not be closed while another thread looks at them.
             self._welcome.join()
         super().cleanup()
+        executor.shutdown()
 
     def _report_failure(self, failure: StepFailed) -> None:
         for request_id in failure.request_ids:
