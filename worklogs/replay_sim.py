@@ -36,6 +36,7 @@ import cache_sim  # noqa: E402
 import cost_model  # noqa: E402
 import replay_trace  # noqa: E402
 from bench import definitions, records, stats  # noqa: E402
+from bench.progress import Progress  # noqa: E402
 from cache_model import KvPool, ServerStore  # noqa: E402
 from cost_model import Costs, Fit  # noqa: E402
 from engine_model import POLICIES, Cache, Given, Modelled, Setting, simulate  # noqa: E402
@@ -241,13 +242,14 @@ def public_checks(contents: dict[str, Any], fitted: Fit) -> list[dict[str, Any]]
 
 def rank(contents: dict[str, Any], fits: dict[str, Fit], settings: Sequence[Setting], requests: Sequence[Request],
          hits: dict[int, int], done: dict[str, dict[str, Any]], keep: Any = None,
-         progress: Any = lambda words: None) -> list[dict[str, Any]]:
+         progress: Any = lambda done, words: None) -> list[dict[str, Any]]:
     """Figures of each setting under each alternative, the best weighted score first within each.
 
     Args:
         hits: per request, tokens found by the cache.
         done: outcomes that a broken-off run left, by key; they are not computed again.
         keep: called with (key, outcome) for each new one.
+        progress: called with how many are done and the one that follows.
     """
     outcomes = []
     trace = bench_record.digest([[request.length, request.answer, hits.get(request.index, 0)] for request in requests])
@@ -255,7 +257,7 @@ def rank(contents: dict[str, Any], fits: dict[str, Fit], settings: Sequence[Sett
         for setting in settings:
             key = json.dumps([name, dataclasses.asdict(setting), fitted.costs.values, trace])
             if key not in done:
-                progress(f"{name}: {words_of(setting)}")
+                progress(len(outcomes), f"{name}: {words_of(setting)}")
                 found = predict(requests, Given(hits), fitted.costs, setting, limit_s=LIMIT_S)
                 done[key] = {"alternative": name, **dataclasses.asdict(setting), "sent": len(found.samples),
                              "of": len(requests), "figures": {path: found.figure(path) for path in SHOWN},
@@ -433,10 +435,6 @@ def _rank(options: argparse.Namespace) -> int:
                 for concurrency, chunk, policy, guessed in itertools.product(
                     options.concurrency, options.chunk, options.policy, options.speculate)]
 
-    def progress(words: str) -> None:
-        if not options.no_progress:
-            print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)
-
     partial = {}
     if options.partial and options.partial.exists():
         partial = dict(json.loads(line) for line in options.partial.read_text(encoding="utf-8").splitlines())
@@ -446,9 +444,12 @@ def _rank(options: argparse.Namespace) -> int:
             with open(options.partial, "a", encoding="utf-8") as file:
                 file.write(json.dumps([key, outcome]) + "\n")
 
-    hits = _hits(options, contents, fits["as given"], requests, settings[0], partial, keep, progress)
-    outcomes = rank(contents, fits, settings, requests, hits, partial, keep, progress)
-    progress("")
+    finding = Progress(len(requests), not options.no_progress)
+    hits = _hits(options, contents, fits["as given"], requests, settings[0], partial, keep, finding)
+    finding.close()
+    ranking = Progress(len(fits) * len(settings), not options.no_progress)
+    outcomes = rank(contents, fits, settings, requests, hits, partial, keep, ranking.show)
+    ranking.close()
     print_fit(fits["as given"])
     checked = public_checks(contents, fits["as given"])
     for one in checked:
@@ -474,7 +475,7 @@ def _rank(options: argparse.Namespace) -> int:
 
 
 def _hits(options: argparse.Namespace, contents: dict[str, Any], fitted: Fit, requests: Sequence[Request],
-          setting: Setting, partial: dict[str, Any], keep: Any, progress: Any) -> dict[int, int]:
+          setting: Setting, partial: dict[str, Any], keep: Any, progress: Progress) -> dict[int, int]:
     """Per request, tokens found. By the server's rules they are found once: settings change them by less than a
     hundredth, and finding them takes most of the time."""
     if options.cache == "none":
@@ -485,7 +486,7 @@ def _hits(options: argparse.Namespace, contents: dict[str, Any], fitted: Fit, re
     key = json.dumps(["hits", options.seed, len(requests), memory, dataclasses.asdict(setting), fitted.costs.values])
     if key not in partial:
         samples, _ = simulate(requests, modelled_cache(memory, setting.chunk), fitted.costs, setting,
-                              progress=lambda done: progress(f"hits: {done} of {len(requests)}"))
+                              progress=lambda done: progress.show(done, "hits"))
         partial[key] = {str(sample["index"]): sample["cached_tokens"] for sample in samples}
         keep(key, partial[key])
     return {int(index): tokens for index, tokens in partial[key].items()}
