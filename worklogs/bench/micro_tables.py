@@ -34,8 +34,30 @@ def decode_microbench(found: list[Record]) -> str:
                  "tokens/s of one", "tokens/s of all", "tokens per step", "notes"], rows)
 
 
+def startup(found: list[Record]) -> str:
+    """One row per record, state of the page cache and phase; starts that failed, with the reason."""
+    rows = []
+    for record in found:
+        name = f"{record['topic']}, ours {record['commit'][:7]}"
+        for group in record["summary"]:
+            for phase in group["phases"] if group["starts"] else ():
+                rows.append([name, f"{group['page_cache']}, {group['starts']}", phase["phase"],
+                             *(_range(phase[figure]) for figure in ("took_s", "at_s"))])
+        rows += [[name, f"{start['page_cache']}, 1", f"failed before: {start['failure']['phase']}",
+                  f"{start['failure']['why']}; {start['failure']['advice']}", "-"]
+                 for start in record["starts"] if start["failure"] is not None]
+    return grid(["start", "page cache, starts", "phase", "took, s (range)", "ended at, s (range)"], rows)
+
+
+def _range(values: dict[str, float] | None) -> str:
+    if values is None:
+        return "not seen"
+    return f"{values['median']:.1f}" + (f" ({values['least']:.1f} to {values['most']:.1f})" if values["count"] > 1
+                                        else "")
+
+
 def _shown(value: float | None) -> str:
     return "not reported" if value is None else significant(float(value))
 
 
-KINDS: dict[str, Callable[[list[Record]], str]] = {"decode-microbench": decode_microbench}
+KINDS: dict[str, Callable[[list[Record]], str]] = {"decode-microbench": decode_microbench, "startup": startup}
