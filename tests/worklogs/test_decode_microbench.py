@@ -11,6 +11,7 @@ from worklogs.decode_microbench import micro_tables, steps
 from worklogs.stub_server import answer, delta, usage
 
 STEP = 0.02
+ATTEMPTS = 4
 
 
 def run(url, out, *more, batch="1", context="0", rounds="1"):
@@ -85,11 +86,26 @@ def test_rows_are_medians_over_rounds_and_points_can_be_fitted(tmp_path):
 
 
 def test_a_known_schedule(tmp_path, capsys):
+    """What is sent, and counted, is exact in every run. Times are those of the stub in one run of ATTEMPTS, or the
+    machine was too busy to say, which the client's lag shows."""
+    proved, lags = set(), []
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        proved |= known_schedule(folder, lags)
+        print(capsys.readouterr().out)
+        if len(proved) == 4:
+            return
+    assert min(lags) > 1000 * STEP / 2, "a client that always ran in time has no excuse"
+    pytest.skip(f"the machine is too busy to say: the client was late by {lags} ms; only {proved} were right")
+
+
+def known_schedule(tmp_path, lags):
+    """Rows whose step is the stub's."""
     with stub(tmp_path, [answer(0.05, STEP, 12, 1000, 990)]) as (url, log, _):
         status, record = run(url, tmp_path / "out", "--tokens", "12", "--server-command", "serve --model /a/b/slice",
                              batch="1,3", context="0,1K,300K", rounds="2")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
-    print(capsys.readouterr().out)
     assert status == 0 and record["ended_early"] is None and record["server"]["command"] == "serve --model slice"
     assert record["skipped"] == [{"context": 300000, "why": "longer than the server's max_model_len 262144"}]
     # One request of each round that makes the prefix known: this server says that it is, at once.
@@ -103,9 +119,11 @@ def test_a_known_schedule(tmp_path, capsys):
     flushed = [later - one for entry in entries for one, later in zip(entry["flushed_s"][1:], entry["flushed_s"][2:],
                                                                       strict=False)]
     middle = sorted(flushed)[len(flushed) // 2]
+    proved = set()
     for row in record["rows"]:
         print(row["context"], row["batch"], row["step_s"], "stub", middle)
-        assert row["step_s"]["p50"] == pytest.approx(middle, rel=0.3), "the stub flushed at another pace"
+        if row["step_s"]["p50"] == pytest.approx(middle, rel=0.1):
+            proved.add((row["context"], row["batch"]))
         assert row["prompt_tokens"] == 1000 and row["cached_tokens"] == 990 and row["tokens_per_step"] == 1.0
     assert {(point["batch"], point["context"]) for point in record["points"] if point["what"] == "step"} == {
         (1, 1006), (3, 1006)}
@@ -116,6 +134,8 @@ def test_a_known_schedule(tmp_path, capsys):
     assert ledger.main(["--ledger", str(book), "--results", str(path.parent)]) == 0
     text = book.read_text()
     assert "| stub stub | 1,000 | 3 | 990 of 1000 | " in text and "skipped: longer than" in text
+    lags.append(record["client"]["loop_lag_ms"]["max"])
+    return proved
 
 
 def test_what_is_not_reported_is_not_zero(tmp_path):
@@ -176,15 +196,21 @@ def test_a_server_that_dies_leaves_what_was_measured_and_can_be_resumed(tmp_path
     assert not list(out.glob("*.partial"))
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """URL of a stub that answers all alike."""
+    with stub(tmp_path_factory.mktemp("plain"), [answer(0.0, 0.01, 9, 10, 0)]) as (url, _, _):
+        yield url
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--base-url", "http://127.0.0.1:1"], "connection"), (["--base-url", "ftp://x"], "ftp://x is not"),
     (["--model", "other"], "--model other: the server has llm"),
     (["--context", "300K"], "nothing was measured: context 300,000: longer than"),
 ])
-def test_bad_input_is_one_line(arguments, words, tmp_path, capsys):
-    with stub(tmp_path, [answer(0.0, 0.01, 9, 10, 0)]) as (url, _, _):
-        assert decode_microbench.main(["--base-url", url, "--out", str(tmp_path / "out"), "--no-progress",
-                                       *arguments]) == 1
+def test_bad_input_is_one_line(plain, arguments, words, tmp_path, capsys):
+    assert decode_microbench.main(["--base-url", plain, "--out", str(tmp_path / "out"), "--no-progress",
+                                   *arguments]) == 1
     error = capsys.readouterr().err.strip()
     assert words in error and "\n" not in error and not list(tmp_path.glob("out/*"))
 

@@ -232,6 +232,19 @@ def test_logs_lose_what_names_the_machine(monkeypatch):
     assert text.split("\n") == ['File "c.py", line 3', "tcp://ADDRESS:99 127.0.0.1:80 on HOST", "model='z'"]
 
 
+@pytest.mark.parametrize(("text", "code", "words"), [
+    ("No module named 'vllm._version'\nvllm: error: --tool-call-parser wrong is not known", 1,
+     "change the override or the setting that its last words name (vllm: error: --tool-call-parser wrong"),
+    ("python: Error while finding module: No module named 'vllm'", 1, "this interpreter has no vLLM"),
+    ("vllm overlay: pin x; back ends: attention y\nRuntimeError: CUDA out of memory", 1, "memory was used up"),
+    ("vllm overlay: pin x; back ends: attention y", None, "it hung"), ("", -9, "it was killed"),
+    ("", -11, "it died by signal 11"), ("vllm overlay: worker.py is not what was deployed", 1, "patch_ops.sh status"),
+    ("vllm: error: cannot listen on 0.0.0.0 port 8000: in use", 1, "another process has the port"), ("x", 1, "look at"),
+])
+def test_what_can_be_done_is_told_from_the_reason(text, code, words):
+    assert words in start_log.advice(text, code)
+
+
 def test_the_front_lists_the_overrides():
     script = ROOT / "worklogs/remote_scripts/start_platform_245k_repro.sh"
     done = subprocess.run(["bash", str(script), "--help"], text=True, capture_output=True,

@@ -20,6 +20,8 @@ PHASES: tuple[tuple[str, str | None], ...] = (
 NAMES = tuple(name for name, _ in PHASES)
 HTTP, TOKEN = NAMES[-2:]
 LAST_LINES = 20
+# How our server begins the line that says why it cannot start; lines that are searched where there is none.
+ERROR, SEARCHED = "vllm: error: ", 60
 # What the server says itself: "Started in 28.7 s: imports 13.4 s (47 %), ...".
 _ACCOUNT = re.compile(r"(Engine up after|Started in) ([\d.]+) s: (.*)$")
 _PART = re.compile(r"([^,]+?) ([\d.]+) s \(\d+ %\)(?:, |$)")
@@ -33,7 +35,7 @@ ADVICE = (
     (r"there is no checkpoint at", "give MODEL=, the folder with config.json and the weights"),
     (r"unrecognized arguments|invalid choice|expected one argument|invalid .* value",
      "the server does not take an option: look at EXTRA_ARGS and the overrides"),
-    (r"No module named '?vllm", "this interpreter has no vLLM: give PYTHON=, or PYTHONPATH="),
+    (r"No module named '?vllm'?(\s|$)", "this interpreter has no vLLM: give PYTHON=, or PYTHONPATH="),
     (r"(?m)^vllm overlay: (?!.*back ends: )",
      "the installed tree is not what is to be deployed: bash patch_ops.sh status, then apply"),
     (r"out of memory|OutOfMemory|MemoryError", "memory was used up: lower GPU_MEMORY_UTILIZATION= or "
@@ -97,9 +99,13 @@ class Milestones:
 
 def advice(text: str, code: int | None) -> str:
     """What to do about a start that failed; code: of the process, None if it was ended for taking too long."""
+    told = [line for line in text.split("\n") if line.startswith(ERROR)]
+    # What it says itself is the reason; before that, words of these may stand in harmless lines.
     for pattern, words in ADVICE:
-        if re.search(pattern, text):
+        if re.search(pattern, told[-1] if told else "\n".join(text.split("\n")[-SEARCHED:])):
             return words
+    if told:
+        return f"change the override or the setting that its last words name ({told[-1]})"
     if code is None:
         return ("it hung: look at the last lines and the phase; where a card is sick a product of matrices never ends "
                 "(try the device alone); give more time by --timeout")
