@@ -250,4 +250,7 @@ def test_the_front_lists_the_overrides():
     done = subprocess.run(["bash", str(script), "--help"], text=True, capture_output=True,
                           env={**os.environ, "BENCH_PYTHON": sys.executable})
     assert done.returncode == 0 and os.access(script, os.X_OK)
+    lacking = subprocess.run(["bash", str(script)], text=True, capture_output=True,
+                             env={**os.environ, "BENCH_PYTHON": "/nowhere/python"})
+    assert lacking.returncode == 1 and "give BENCH_PYTHON=" in lacking.stderr and lacking.stderr.count("\n") == 1
     assert all(name in done.stdout for name in (*platform_start.NAMES, "--max-model-len", "--starts"))

@@ -28,7 +28,7 @@ _PART = re.compile(r"([^,]+?) ([\d.]+) s \(\d+ %\)(?:, |$)")
 _COMMON = re.compile(r"\b(?!127\.|0\.0\.0\.0)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?=:\d)")
 # What a log or an exit status tells the operator to do; the first that fits.
 ADVICE = (
-    (r"does not fit|lower --max-num-batched-tokens|lower --max-model-len",
+    (r"does not fit|lower --max-",
      "the memory plan refuses: the line says which single settings would do; give one, as MAX_NUM_BATCHED_TOKENS=, "
      "MAX_NUM_SEQS=, MAX_MODEL_LEN= or GPU_MEMORY_UTILIZATION="),
     (r"cannot listen on|[Aa]ddress already in use", "another process has the port: end it, or give PORT="),

@@ -5,4 +5,10 @@
 # TOPIC names the folder, BENCH_PYTHON runs the bench itself (default: python3). --help lists the overrides and options (--starts, --keep).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-exec "${BENCH_PYTHON:-${PYTHON:-python3}}" "$root/worklogs/startup_bench.py" --topic "${TOPIC:-platform-245k-repro}" "$@"
+python=${BENCH_PYTHON:-${PYTHON:-python3}}
+# Both come with vLLM's own requirements.
+"$python" -c 'import httptools, yaml' 2>/dev/null || {
+    echo "start_platform_245k_repro: $python does not run, or lacks httptools or yaml: give BENCH_PYTHON=, the server's interpreter" >&2
+    exit 1
+}
+exec "$python" "$root/worklogs/startup_bench.py" --topic "${TOPIC:-platform-245k-repro}" "$@"
