@@ -15,8 +15,9 @@ Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), w
 cache_sim.py --keep kept, one row per outcome), grammar (what grammar_bench.py keeps, one column per record),
 agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (what tests/conformance/run.py --keep
 kept, one column per server), formal-perf and gates (what formal_perf_bench.py keeps, one row and one column per
-record), comparison (what compare.py --keep kept), replay-sim and replay-sim-check (what replay_sim.py --keep kept),
-imported (figures of others, one row each, with what follows from them).
+record), decode-microbench (what decode_microbench.py keeps, one row per context and batch), startup (what
+startup_bench.py keeps, one row per phase), comparison (what compare.py --keep kept), replay-sim and replay-sim-check
+(what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from them).
 """
 import argparse
 import json
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench import tables  # noqa: E402
+from bench import micro_tables, tables  # noqa: E402
 from bench.tables import grid  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -196,7 +197,7 @@ def _names(ids: list[str]) -> str:
 
 KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim,
                                                    "grammar": grammar, "agent-roundtrip": agent_roundtrip,
-                                                   "conformance": conformance, **tables.KINDS}
+                                                   "conformance": conformance, **tables.KINDS, **micro_tables.KINDS}
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:

@@ -1,42 +1,23 @@
 """The formal bench against a server whose schedule is known exactly, and its bad inputs."""
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.server_process import free_port
+from tests.worklogs.stub_process import stub
 from worklogs import formal_perf_bench, stub_server
 from worklogs.formal_perf_bench import definitions, trace
 from worklogs.stub_server import answer, delta, usage
 
-PROGRAM = Path(stub_server.__file__)
 # A time may be off by so much, or by this share.
 OFF_S, OFF_SHARE = 0.002, 0.02
 ATTEMPTS = 5
-
-
-@contextlib.contextmanager
-def stub(folder, recording=None, port=0):
-    """(URL, path of its log, process) of a stub in a process of its own, so that its loop and the client's are two."""
-    log = folder / "stub.log"
-    words = [sys.executable, str(PROGRAM), "--port", str(port), "--log", str(log)]
-    if recording is not None:
-        (folder / "recording.json").write_text(json.dumps(recording))
-        words += ["--recording", str(folder / "recording.json")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline()
-            assert line.startswith("Ready: "), line
-            yield line.split()[1], log, process
-        finally:
-            process.terminate()
 
 
 def dataset(folder, count, **fields):

@@ -44,6 +44,8 @@ class Reading:
         self.completion_tokens: int | None = None
         self.reasoning_tokens: int | None = None
         self.deltas = self.after_finish = 0
+        # When each delta came.
+        self.stamps = array.array("d")
         self.complete = False
         self._texts: deque[str] = deque(maxlen=REPEATED)
         self._rest = b""
@@ -139,6 +141,7 @@ class Reading:
         if self.first is None:
             self.first = self._stamp
         self.deltas += 1
+        self.stamps.append(self._stamp)
         self.after_finish += self.finish is not None
         if text:
             self._texts.append(text)
@@ -208,13 +211,13 @@ class Client:
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None
         self._key = api_key
 
-    async def stream(self, body: dict[str, Any], start: float = 0.0) -> dict[str, Any]:
+    async def stream(self, body: dict[str, Any], start: float = 0.0, reading: Reading | None = None) -> dict[str, Any]:
         """Sends a chat completion, and returns the fields of a sample that the answer decides.
 
-        start: what times count from.
+        start: what times count from. reading: is fed with the answer, for callers that want to know more of it.
         """
         payload = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        reading = Reading()
+        reading = reading or Reading()
         sent = self.clock()
         kind, error = await self._exchange("POST", "/v1/chat/completions", payload, reading)
         last = reading.last if kind == definitions.OK else None
