@@ -5,8 +5,8 @@
 The server is worklogs/stub_server.py, which emits recorded chunks on a fixed schedule and logs when it flushed what.
 Each tool (worklogs/peers/tools.py) sends the same requests, one at a time. Compared are, per request, the tokens, which
 must be exact, and TTFT, the whole time, the time per token and each step between events with output, which must be
-within 2 % or 2 ms of what was flushed, by the tool's own definition of an answer's end. How late the stub was behind its
-schedule is kept beside it.
+within 2 % or 2 ms of what was flushed, by the tool's own definition of an answer's end. How late the stub was behind
+its schedule is kept beside it.
 
 A time can be wrong because a process had to wait for a core. So a tool is run until each of the recorded answers was
 once measured with all its times within the limits, at most --attempts times; if that is not reached, it disagrees. All

@@ -165,9 +165,9 @@ def _aiperf_figures(metrics: dict[str, Any]) -> Figures:
         return metrics[name]["value"] if name in metrics else None
 
     return Figures(value("time_to_first_token", "ms"), value("request_latency", "ms"),
-                   value("inter_token_latency", "ms"), value("inter_chunk_latency", "ms"), value("input_sequence_length", "tokens"),
-                   value("output_sequence_length", "tokens"), value("usage_prompt_cache_read_tokens", "tokens"),
-                   value("reasoning_token_count", "tokens"))
+                   value("inter_token_latency", "ms"), value("inter_chunk_latency", "ms"),
+                   value("input_sequence_length", "tokens"), value("output_sequence_length", "tokens"),
+                   value("usage_prompt_cache_read_tokens", "tokens"), value("reasoning_token_count", "tokens"))
 
 
 OURS = Tool("ours", LAST_BYTE, _ours, _read_ours, Path(sys.executable))
