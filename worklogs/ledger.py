@@ -16,7 +16,8 @@ cache_sim.py --keep kept, one row per outcome), grammar (what grammar_bench.py k
 agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (what tests/conformance/run.py --keep
 kept, one column per server), formal-perf and gates (what formal_perf_bench.py keeps, one row and one column per
 record), comparison (what compare.py --keep kept), replay-sim and replay-sim-check (what replay_sim.py --keep kept),
-imported (figures of others, one row each, with what follows from them).
+imported (figures of others, one row each, with what follows from them), cross-check (what peers/cross_check.py keeps,
+one row per tool).
 """
 import argparse
 import json

@@ -9,12 +9,12 @@ server once, in the order of --servers; the first is the base of the comparison.
 server's own; --command KIND=LINE starts another server, with {model} and {port} in the line.
 
 Before each run it waits until the machine is quiet: until others use at most --others cores. What others used during a
-run is in its record. Runs that others disturbed are left out of the comparison where each server has one that they did
-not; else all are compared, and the summary says it.
+run is in its record. Runs that others disturbed are left out of the comparison where each server has one that they
+did not; else all are compared, and the summary says it.
 
 A server whose prompts have other lengths than ours is measured all the same (--any-tokenizer); its record says how many
-differ. A run that fails is told and kept as failed, and the others go on. What is done stands in OUT/compare-on.partial;
---resume measures what is missing or failed.
+differ. A run that fails is told and the others go on. What is done stands in OUT/compare-on.partial, beside the
+servers' logs; --resume measures what is missing or failed.
 
 Exit status: 0 all runs are there, 1 bad input, 3 some failed, 130 interrupted.
 """
@@ -111,7 +111,7 @@ def bench_words(kind: str, port: int, pid: int, file: Path, options: argparse.Na
                 kind, options.model, options.args.get(kind, ""), options.command.get(kind)),
             *(["--server-version", VERSIONS[kind]] if kind in VERSIONS and kind not in options.command else []),
             *([] if kind == "ours" else ["--any-tokenizer"]), *(["--no-progress"] if options.no_progress else []),
-            "--out", str(options.out), "--json", str(file), *options.bench]
+            "--out", str(options.results), "--json", str(file), *options.bench]
 
 
 def measure(number: int, kind: str, options: argparse.Namespace) -> Run:
@@ -119,11 +119,13 @@ def measure(number: int, kind: str, options: argparse.Namespace) -> Run:
     found: Run = {"round": number, "kind": kind, "before_cores": wait_until_quiet(options.others, options.quiet)}
     log, file = options.out / f"server-{kind}-{number}.log", options.out / f"run-{kind}-{number}.json"
     file.unlink(missing_ok=True)
-    (options.out / f"formal-perf-{kind}.partial").unlink(missing_ok=True)
+    # Of a run whose server was lost there is nothing to go on with.
+    (options.results / f"formal-perf-{kind}.partial").unlink(missing_ok=True)
     words = servers.command(kind, options.model, options.port, options.args.get(kind, ""), options.command.get(kind))
     try:
         with servers.running(words, options.port, log, options.patience) as pid:
-            ended = subprocess.run(bench_words(kind, options.port, pid, file, options), stdout=subprocess.PIPE, text=True)
+            ended = subprocess.run(bench_words(kind, options.port, pid, file, options), stdout=subprocess.PIPE,
+                                   text=True)
     except ServerFailed as error:
         return {**found, "failed": str(error)}
     if ended.returncode == INTERRUPTED:
@@ -173,7 +175,8 @@ def told(runs: list[Run], found: list[dict[str, Any]], words: str | None, option
         lines.append(f"{name}{', '.join(figures)}; others used {run['others_cores']:g} cores"
                      + (f"; {run['disagree']} prompts have another length" if run["disagree"] else ""))
     for one in found:
-        lines.append(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): {one['verdict']}")
+        lines.append(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): "
+                     f"{one['verdict']}")
         lines += ["  " + "  ".join(compare.row(ratio)) for ratio in one["ratios"]]
     return "\n".join([*lines, *([words] if words else [])])
 
@@ -196,15 +199,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
     parser.add_argument("--servers", default="ours,vllm,llama", help="the first is the base (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each server (default: %(default)s)")
-    parser.add_argument("--args", type=pair, action="append", default=[], metavar="KIND=WORDS", help="options of a server")
-    parser.add_argument("--command", type=pair, action="append", default=[], metavar="KIND=LINE", help="another server")
+    parser.add_argument("--args", type=pair, action="append", default=[], metavar="KIND=WORDS",
+                        help="options of a server")
+    parser.add_argument("--command", type=pair, action="append", default=[], metavar="KIND=LINE",
+                        help="another server")
     parser.add_argument("--others", type=float, default=0.1, help="cores that others may use (default: %(default)s)")
     parser.add_argument("--quiet", type=float, default=600.0, help="seconds to wait for that (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds of a start (default: %(default)s)")
     parser.add_argument("--port", type=int, help="default: any that is free")
     parser.add_argument("--out", type=Path, default=bench_record.ROOT / ".cache" / "peers" / "runs",
                         help="folder of records and logs (default: .cache/peers/runs)")
-    parser.add_argument("--keep", action="store_true", help="keep the comparison in OUT as a record, for the ledger")
+    parser.add_argument("--keep", action="store_true", help="keep the records and the comparison in remote_results/")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--no-progress", action="store_true")
     options = parser.parse_args(words)
@@ -218,6 +223,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
     options.model = options.model.resolve()
+    options.results = bench_record.RESULTS if options.keep else options.out
     options.port = options.port or servers.free_port()
     return options
 
@@ -261,12 +267,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     print(told(runs, found, said, options))
     failed = sum("failed" in run for run in runs)
-    if options.keep and found:
+    if found:
         names = [run["kept"] for run in runs if "record" in run]
         record = compare.kept(argparse.Namespace(records=list(map(Path, names)), rounds=compare.stats.ROUNDS), found)
         record |= {"command": bench_record.without_paths(["compare_on.py", *words]), "machine": bench_record.machine(),
                    "runs": runs, "said": said}
-        print(f"kept as {bench_record.keep('formal-perf-comparison', record, options.out).name}")
+        print(f"kept as {bench_record.keep('formal-perf-comparison', record, options.results).name}")
     if failed:
         print(f"compare_on: {failed} of {len(runs)} runs failed; --resume measures them again", file=sys.stderr)
         return FAILED

@@ -14,6 +14,8 @@ shift 3
 template=$root/chat_template_multi_system.jinja
 threads=${THREADS:-$(nproc)}
 export OMP_NUM_THREADS=$threads HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+# What ours is run with would be found before a peer's own packages.
+[ "$kind" = ours ] || unset PYTHONPATH
 installed() { [ -e "$peers/$1/$2" ] || die "$1 is not installed: bash worklogs/peers/setup.sh $1"; }
 
 case $kind in

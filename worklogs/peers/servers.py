@@ -1,4 +1,4 @@
-"""One server at a time: started by serve.sh, or by a command of yours, waited for, and ended with all that it started."""
+"""One server at a time: started by serve.sh or by a command of yours, waited for, ended with all that it started."""
 import contextlib
 import http.client
 import os
@@ -28,8 +28,9 @@ def free_port() -> int:
 
 def command(kind: str, model: Path, port: int, arguments: str = "", own: str | None = None) -> list[str]:
     """What starts a server. own: a command line with {model} and {port} instead of serve.sh; arguments follow both."""
-    words = [word.replace("{model}", str(model)).replace("{port}", str(port)) for word in shlex.split(own)] if own else [
-        "bash", str(HERE / "serve.sh"), kind, str(model), str(port)]
+    words = ["bash", str(HERE / "serve.sh"), kind, str(model), str(port)]
+    if own:
+        words = [word.replace("{model}", str(model)).replace("{port}", str(port)) for word in shlex.split(own)]
     return [*words, *shlex.split(arguments)]
 
 
@@ -47,7 +48,8 @@ def running(words: list[str], port: int, log: Path, patience: float) -> Iterator
     """
     if _status(port) is not None:
         raise ServerFailed(f"port {port} is somebody else's")
-    with log.open("w") as output, subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True) as process:
+    with log.open("w") as output, subprocess.Popen(words, stdout=output, stderr=output,
+                                                   start_new_session=True) as process:
         try:
             until = time.monotonic() + patience
             while _status(port) != 200:
