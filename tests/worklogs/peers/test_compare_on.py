@@ -117,7 +117,8 @@ def test_an_interrupted_comparison_is_resumed(folder):
     options = ["--servers", "vllm,llama", "--rounds", "1", fake(folder, "vllm", "fast"), fake(folder, "llama", "slow")]
     words = [sys.executable, compare_on.__file__, *words_of(folder, *options)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        while "llama starts" not in ((folder / "order").read_text() if (folder / "order").exists() else ""):
+        log = folder / "out" / "server-llama-0.log"
+        while not log.exists() or "Ready" not in log.read_text():
             assert process.poll() is None, "it ended before"
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
