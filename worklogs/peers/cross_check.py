@@ -39,6 +39,8 @@ DISAGREES = 3
 # Beside the example's answers, a long one and a slow one. No two have one prompt length: it tells which was measured.
 RECORDING = [*stub_server.EXAMPLE, stub_server.answer(0.25, 0.04, 40, 4000, 3072),
              stub_server.answer(1.5, 0.3, 3, 9000, 0)]
+# Who keeps the connection opens it in the first request; the second pass measures that answer without.
+PASSES = 2
 TIMES = ("ttft_ms", "whole_ms", "per_token_ms", "steps_ms")
 COUNTS = ("prompt", "completion", "cached", "reasoning")
 Log = dict[str, Any]
@@ -118,12 +120,13 @@ def stub(folder: Path, recording: list[stub_server.Answer]) -> Iterator[tuple[st
 def measure(tool: Tool, folder: Path, recording: list[stub_server.Answer], timeout: float) -> dict[str, Any]:
     """One run of a tool: how late the stub was, and per request the schedule's figures, the tool's, and the verdict."""
     folder.mkdir(parents=True)
+    count = PASSES * len(recording)
     file = folder / "requests.jsonl"
     file.write_text("".join(json.dumps({
         "messages": [{"role": "user", "content": f"request {index}"}], "model": "llm", "max_tokens": 50, "stream": True,
-        "stream_options": {"include_usage": True}}) + "\n" for index in range(len(recording))), encoding="utf-8")
+        "stream_options": {"include_usage": True}}) + "\n" for index in range(count)), encoding="utf-8")
     with stub(folder, recording) as (url, log):
-        said = tool.run(url, file, folder / "tool", len(recording), timeout)
+        said = tool.run(url, file, folder / "tool", count, timeout)
     entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     if len(entries) != len(said):
         raise ToolError(f"{tool.name} sent {len(entries)} requests and tells of {len(said)}")

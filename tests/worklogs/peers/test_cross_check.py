@@ -47,13 +47,13 @@ def test_ours_agrees_on_the_tokens_and_its_runs_are_kept(tmp_path, capsys):
     """Its times are what tests/worklogs/test_formal_perf_bench.py is for."""
     found = cross_check.check([tools.OURS], 1, tmp_path, 60, Progress(1, False), QUICK)["ours"]
     print(cross_check.shown({"ours": found}))
-    assert found["tokens_exact"] and found["requests"] == 2 and found["runs"] == 1
+    assert found["tokens_exact"] and found["requests"] == 4 and found["runs"] == 1
     [run] = found["attempts"]
-    assert [row["answer"] for row in run["requests"]] == [0, 1] and run["stub_late_ms"]["max"] >= 0
+    assert [row["answer"] for row in run["requests"]] == [0, 1, 0, 1] and run["stub_late_ms"]["max"] >= 0
     for row in run["requests"]:
         assert row["said"]["ttft_ms"] > row["true"]["ttft_ms"] > 0, "shorter than it was"
     line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("ours: ") and "tokens exact" in line and "of 2 requests within the limits, 1 runs" in line
+    assert line.startswith("ours: ") and "tokens exact" in line and "of 4 requests within the limits, 1 runs" in line
 
 
 def test_a_tool_that_tells_other_times_disagrees(tmp_path):
@@ -68,7 +68,7 @@ def test_a_tool_that_tells_other_times_disagrees(tmp_path):
     assert found["off_ms"]["ttft_ms"]["median"] > 45 and found["off_ms"]["steps_ms"] is None
     short = tools.Tool("short", tools.LAST_BYTE, tools.OURS.command, lambda folder: slow(folder)[1:],
                        tools.OURS.program)
-    with pytest.raises(tools.ToolError, match="short tells of 1 requests, not of 2"):
+    with pytest.raises(tools.ToolError, match="short tells of 3 requests, not of 4"):
         cross_check.check([short], 1, tmp_path / "two", 60, Progress(1, False), QUICK)
 
 
