@@ -86,9 +86,20 @@ program() { # KIND: what must be there when it is installed
     esac
 }
 
+recipe() { # KIND: all that decides about its installation
+    declare -f environment "$1"
+    case $1 in
+        vllm) echo "$VLLM" && cat "$here/torchvision_ops.py" ;;
+        llama) echo "$LLAMA $CMAKE $NINJA" ;;
+        transformers) echo "$PILLOW" && cat "$root/requirements/reference.txt" ;;
+        evalscope) echo "$EVALSCOPE" ;;
+        aiperf) echo "$AIPERF" ;;
+    esac
+}
+
 install() { # KIND
     local kind=$1 stamp=$peers/$1.stamp key
-    key=$(cat "$here/setup.sh" "$here/torchvision_ops.py" "$root/requirements/reference.txt" | sha256sum | cut -c1-16)
+    key=$(recipe "$kind" | sha256sum | cut -c1-16)
     [ "$(cat "$stamp" 2>/dev/null)" = "${EXISTING:-$key}" ] && [ -e "$peers/$kind/$(program "$kind")" ] && return
     mkdir -p "$peers"
     if [ -n "${EXISTING:-}" ]; then
