@@ -12,8 +12,9 @@ A request is sent as it stands in the dataset, but for: model, stream, stream_op
 --max-tokens, --exact-tokens and --set say.
 
 Before the run the cache is dealt with (--cache): `salt` gives all requests a cache_salt that no other run has (ours,
-current vLLM), `reset` asks for POST /reset_prefix_cache, `none` leaves it as it is, and the record says so. --warm-up
-requests with short prompts of their own come first and are not counted.
+current vLLM), `reset` asks for POST /reset_prefix_cache, `none` leaves it as it is, and `fresh` is your word that the
+server was started for this run; the record says so. --warm-up requests with short prompts of their own come first and
+are not counted.
 
 The tokenizer that made the dataset must be the server's: the shortest prompts are rendered by the server where it can
 (ours), and every prompt's length is compared with the one that the server reports. The first that differs ends the run.
@@ -43,10 +44,11 @@ import bench_record  # noqa: E402
 from bench import definitions, stats, trace  # noqa: E402
 from bench.client import Client, LoopLag  # noqa: E402
 from bench.progress import Progress  # noqa: E402
+from bench_client import OthersMeter  # noqa: E402
 
 KINDS = ("ours", "vllm", "llama", "transformers", "stub", "other")
 SALTED = ("ours", "vllm")
-CACHE = {"salt": "salted", "reset": "reset", "none": "as it was"}
+CACHE = {"salt": "salted", "reset": "reset", "fresh": "a server started for this run", "none": "as it was"}
 # Prompts that the server renders before the run, the shortest.
 RENDERED = 3
 INTERRUPTED, AWAY, DISAGREES = 130, 3, 4
@@ -467,6 +469,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="seconds that a server may be away before the run ends (default: %(default)s)")
     parser.add_argument("--rounds", type=count(0), default=stats.ROUNDS, help="draws for intervals (default: 300)")
     parser.add_argument("--server-command", default="", help="how the server was started; kept without paths")
+    parser.add_argument("--server-pid", type=count(1),
+                        help="process whose tree is the server: the record says how many cores all others used")
     parser.add_argument("--server-version", default="", help="default: what /version says")
     parser.add_argument("--receipt", type=Path, help="receipt.json of the tree that runs, for the manifest's hash")
     parser.add_argument("--name", help="of the result; default: formal-perf-KIND")
@@ -525,14 +529,18 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
         raise
     run = Run(client, options.all_items, options, partial)
     began = time.monotonic()
+    meter = OthersMeter(options.server_pid)
+    meter.start()
     async with LoopLag() as lag:
         await run.run()
+    others = meter.cores()
     if run.ended_early == "interrupted":
         print(f"formal_perf_bench: interrupted after {len(partial.samples)} of {len(options.all_items)} requests; "
               "--resume goes on", file=sys.stderr)
         return INTERRUPTED
     record = record_of(dataset, run, lag.health(), version, words, options)
     record["client"]["watched_s"] = round(time.monotonic() - began, 3)
+    record["others_cores"] = others
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(shown(record))

@@ -17,7 +17,8 @@ agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (w
 kept, one column per server), formal-perf and gates (what formal_perf_bench.py keeps, one row and one column per
 record), decode-microbench (what decode_microbench.py keeps, one row per context and batch), startup (what
 startup_bench.py keeps, one row per phase), comparison (what compare.py --keep kept), replay-sim and replay-sim-check
-(what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from them).
+(what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from them), cross-check
+(what peers/cross_check.py keeps, one row per tool).
 """
 import argparse
 import json

@@ -157,6 +157,24 @@ def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
+def cross_check(found: list[Record]) -> str:
+    """One row per tool and record: median and worst deviation from what the stub flushed, in ms."""
+    def off(one: Record, name: str) -> str:
+        both = one["off_ms"][name]
+        return "not kept" if both is None else f"{both['median']:+.2f} ({both['worst']:+.2f})"
+
+    rows = []
+    for record in found:
+        for tool, one in record["tools"].items():
+            version = record["commit"][:7] if tool == "ours" else one["version"]
+            rows.append([f"{tool} {version}", one["end_of_an_answer"], "exact" if one["tokens_exact"] else "not exact",
+                         *(off(one, name) for name in ("ttft_ms", "whole_ms", "per_token_ms", "steps_ms")),
+                         f"{one['within']} of {one['requests']}, {one['runs']} runs",
+                         f"{one['answers_proved']} of {one['answers']}", "agrees" if one["agrees"] else "disagrees"])
+    return grid(["tool", "an answer ends with", "tokens", "TTFT off by, ms (worst)", "whole time", "time per token",
+                 "each step", "requests within", "answers", "verdict"], rows)
+
+
 KINDS: dict[str, Callable[[list[Record]], str]] = {
     "formal-perf": formal_perf, "gates": gates, "comparison": comparison, "imported": imported,
-    "replay-sim": replay_sim, "replay-sim-check": replay_sim_check}
+    "replay-sim": replay_sim, "replay-sim-check": replay_sim_check, "cross-check": cross_check}

@@ -1,0 +1,284 @@
+"""Measures servers on one dataset and one checkpoint, one after the other, in turns, and compares them.
+
+    python worklogs/peers/compare_on.py DATASET.jsonl --model CKPT --servers ours,vllm,llama --rounds 3 \\
+        -- --concurrency 2 --exact-tokens --max-tokens 64 --set temperature=0
+
+What follows `--` is for formal_perf_bench.py. Every run has a server of its own, started by worklogs/peers/serve.sh
+(setup.sh installs the peers), so every cache is empty before. Never are two servers there at once, and a round has each
+server once, in the order of --servers; the first is the base of the comparison. --args KIND=WORDS adds options of a
+server's own; --command KIND=LINE starts another server, with {model} and {port} in the line.
+
+Before each run it waits until the machine is quiet: until others use at most --others cores. What others used during a
+run is in its record. Runs that others disturbed are left out of the comparison where each server has one that they
+did not; else all are compared, and the summary says it.
+
+A server whose prompts have other lengths than ours is measured all the same (--any-tokenizer); its record says how many
+differ. A run that fails is told and the others go on. What is done stands in OUT/compare-on.partial, beside the
+servers' logs; --resume measures what is missing or failed.
+
+Exit status: 0 all runs are there, 1 bad input, 3 some failed, 130 interrupted.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import bench_record  # noqa: E402
+import compare  # noqa: E402
+from bench import records, trace  # noqa: E402
+from bench.progress import Progress  # noqa: E402
+from bench_client import OthersMeter  # noqa: E402
+from peers import servers  # noqa: E402
+from peers.servers import ServerFailed  # noqa: E402
+
+BENCH = Path(__file__).resolve().parents[1] / "formal_perf_bench.py"
+INTERRUPTED, FAILED = 130, 3
+QUIET_STEP_S = 2.0
+# How a server tells its version is its own affair; of these we know it.
+VERSIONS = {"llama": "11434.0.0"}
+Run = dict[str, Any]
+
+
+class CannotRun(Exception):
+    """Nothing can be measured; one line."""
+
+
+def schedule(kinds: list[str], rounds: int) -> list[tuple[int, str]]:
+    """(round, server) in turns: no server is measured twice before all others were once."""
+    return [(number, kind) for number in range(rounds) for kind in kinds]
+
+
+def wait_until_quiet(limit: float, patience: float) -> float:
+    """The cores that others used in the last look, of 2 s, after at most `patience` seconds."""
+    meter = OthersMeter(os.getpid())
+    until = time.monotonic() + patience
+    while True:
+        meter.start()
+        time.sleep(QUIET_STEP_S if limit < (os.cpu_count() or 1) else 0.0)
+        found = meter.cores() or 0.0
+        if found <= limit or time.monotonic() >= until:
+            return found
+
+
+class Partial:
+    """What is done: a line that says which comparison, then a line per run."""
+
+    def __init__(self, path: Path, key: dict[str, Any], resume: bool) -> None:
+        """Raises:
+            CannotRun: there is one and it is not to be resumed, or none, or another's.
+        """
+        self.path = path
+        self.runs: dict[tuple[int, str], Run] = {}
+        if not resume:
+            if path.exists():
+                raise CannotRun(f"{path} holds an unfinished comparison: --resume goes on with it, or remove it")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"comparison": key}) + "\n", encoding="utf-8")
+            return
+        try:
+            first, *rest = path.read_text(encoding="utf-8").splitlines()
+            known = json.loads(first)["comparison"]
+            for run in map(json.loads, rest):
+                self.runs[run["round"], run["kind"]] = run
+        except OSError as error:
+            raise CannotRun(f"nothing to resume: {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CannotRun(f"{path} does not parse: {error}") from error
+        if changed := [name for name in key if known.get(name) != key[name]]:
+            raise CannotRun(f"{path} is of another comparison ({', '.join(changed)} differ); give the same options, or "
+                            "remove it")
+
+    def add(self, run: Run) -> None:
+        """A run is done, or failed."""
+        self.runs[run["round"], run["kind"]] = run
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(run) + "\n")
+
+    def done(self, number: int, kind: str) -> bool:
+        """Whether it need not be measured."""
+        return "record" in self.runs.get((number, kind), {})
+
+
+def bench_words(kind: str, port: int, pid: int, file: Path, options: argparse.Namespace) -> list[str]:
+    """The measuring program's command line."""
+    return [sys.executable, str(BENCH), str(options.dataset), "--base-url", f"http://127.0.0.1:{port}", "--kind", kind,
+            "--cache", "fresh", "--server-pid", str(pid), "--server-command", servers.shown(
+                kind, options.model, options.args.get(kind, ""), options.command.get(kind)),
+            *(["--server-version", VERSIONS[kind]] if kind in VERSIONS and kind not in options.command else []),
+            *([] if kind == "ours" else ["--any-tokenizer"]), *(["--no-progress"] if options.no_progress else []),
+            "--out", str(options.results), "--json", str(file), *options.bench]
+
+
+def measure(number: int, kind: str, options: argparse.Namespace) -> Run:
+    """{"round", "kind", "before_cores", and "record": file name, "others_cores" or "failed": one line}."""
+    found: Run = {"round": number, "kind": kind, "before_cores": wait_until_quiet(options.others, options.quiet)}
+    log, file = options.out / f"server-{kind}-{number}.log", options.out / f"run-{kind}-{number}.json"
+    file.unlink(missing_ok=True)
+    # Of a run whose server was lost there is nothing to go on with.
+    (options.results / f"formal-perf-{kind}.partial").unlink(missing_ok=True)
+    words = servers.command(kind, options.model, options.port, options.args.get(kind, ""), options.command.get(kind))
+    try:
+        with servers.running(words, options.port, log, options.patience) as pid:
+            ended = subprocess.run(bench_words(kind, options.port, pid, file, options), stdout=subprocess.PIPE,
+                                   text=True)
+    except ServerFailed as error:
+        return {**found, "failed": str(error)}
+    if ended.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    if ended.returncode:
+        return {**found, "failed": f"formal_perf_bench.py ended with {ended.returncode}; the server's log: {log}"}
+    record = json.loads(file.read_text(encoding="utf-8"))
+    return {**found, "record": file.name, "kept": ended.stdout.strip().rpartition("kept as ")[2],
+            "others_cores": record["others_cores"], "disagree": record["tokenizer"]["disagree"]}
+
+
+def compared(runs: list[Run], options: argparse.Namespace) -> tuple[list[dict[str, Any]], str | None]:
+    """Each server against the first, and what must be said of it.
+
+    Raises:
+        RecordError: they cannot be compared.
+    """
+    good = [run for run in runs if "record" in run]
+    calm = [run for run in good if (run["others_cores"] or 0.0) <= options.others]
+    words = None
+    if {run["kind"] for run in calm} == {run["kind"] for run in good}:
+        if len(calm) < len(good):
+            words = f"{len(good) - len(calm)} runs that others disturbed are left out"
+        good = calm
+    else:
+        most = max(run["others_cores"] or 0.0 for run in good)
+        words = f"others used up to {most:g} cores during these runs: not a comparison on a quiet machine"
+    order = {kind: place for place, kind in enumerate(options.servers)}
+    good.sort(key=lambda run: order[run["kind"]])
+    if len({run["kind"] for run in good}) < 2:
+        return [], words
+    return compare.compare([records.read(options.out / run["record"]) for run in good]), words
+
+
+def told(runs: list[Run], found: list[dict[str, Any]], words: str | None, options: argparse.Namespace) -> str:
+    """The summary for a terminal."""
+    lines = []
+    for run in sorted(runs, key=lambda one: (options.servers.index(one["kind"]), one["round"])):
+        name = f"{run['kind']}, round {run['round'] + 1}: "
+        if "failed" in run:
+            lines.append(f"{name}FAILED: {run['failed']}")
+            continue
+        summary = records.read(options.out / run["record"])["summary"]
+        figures = [f"{title} {compare.number(records.lookup(summary, path))}" for title, path in (
+            ("TTFT P50", "ttft_s.p50"), ("P90", "ttft_s.p90"), ("decode TPS P50", "decode_tps.p50"),
+            ("output TPS", "aggregate.output_tps"), ("weighted", "weighted"))]
+        lines.append(f"{name}{', '.join(figures)}; others used {run['others_cores']:g} cores"
+                     + (f"; {run['disagree']} prompts have another length" if run["disagree"] else ""))
+    for one in found:
+        lines.append(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): "
+                     f"{one['verdict']}")
+        lines += ["  " + "  ".join(compare.row(ratio)) for ratio in one["ratios"]]
+    return "\n".join([*lines, *([words] if words else [])])
+
+
+def pair(argument: str) -> tuple[str, str]:
+    """KIND=WORDS."""
+    kind, equals, words = argument.partition("=")
+    if not equals or kind not in servers.KINDS:
+        raise argparse.ArgumentTypeError(f"{argument!r} is not KIND=WORDS with one of {', '.join(servers.KINDS)}")
+    return kind, words
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    words, bench = arguments, []
+    if "--" in arguments:
+        words, bench = arguments[:arguments.index("--")], arguments[arguments.index("--") + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
+    parser.add_argument("--servers", default="ours,vllm,llama", help="the first is the base (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each server (default: %(default)s)")
+    parser.add_argument("--args", type=pair, action="append", default=[], metavar="KIND=WORDS",
+                        help="options of a server")
+    parser.add_argument("--command", type=pair, action="append", default=[], metavar="KIND=LINE",
+                        help="another server")
+    parser.add_argument("--others", type=float, default=0.1, help="cores that others may use (default: %(default)s)")
+    parser.add_argument("--quiet", type=float, default=600.0, help="seconds to wait for that (default: %(default)s)")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds of a start (default: %(default)s)")
+    parser.add_argument("--port", type=int, help="default: any that is free")
+    parser.add_argument("--out", type=Path, default=bench_record.ROOT / ".cache" / "peers" / "runs",
+                        help="folder of records and logs (default: .cache/peers/runs)")
+    parser.add_argument("--keep", action="store_true", help="keep the records and the comparison in remote_results/")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--no-progress", action="store_true")
+    options = parser.parse_args(words)
+    options.bench = bench
+    options.servers = options.servers.split(",")
+    options.args, options.command = dict(options.args), dict(options.command)
+    if unknown := [kind for kind in options.servers if kind not in servers.KINDS]:
+        parser.error(f"--servers: {', '.join(unknown)}: none of {', '.join(servers.KINDS)}")
+    if len(set(options.servers)) < len(options.servers):
+        parser.error("--servers: each once")
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    options.model = options.model.resolve()
+    options.results = bench_record.RESULTS if options.keep else options.out
+    options.port = options.port or servers.free_port()
+    return options
+
+
+def key_of(options: argparse.Namespace, digest: str) -> dict[str, Any]:
+    """What makes two comparisons the same."""
+    return {"dataset": digest, "model": options.model.name, "servers": options.servers, "rounds": options.rounds,
+            "args": options.args, "command": options.command, "bench": options.bench}
+
+
+def run_all(options: argparse.Namespace, partial: Partial) -> None:
+    """All that is missing."""
+    turns = schedule(options.servers, options.rounds)
+    progress = Progress(len(turns), not options.no_progress, sum(partial.done(*turn) for turn in turns))
+    for place, turn in enumerate(turns):
+        if not partial.done(*turn):
+            progress.show(place, f"{turn[1]}, round {turn[0] + 1}")
+            progress.close()
+            partial.add(measure(*turn, options))
+    progress.show(len(turns))
+    progress.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parse(words)
+    try:
+        if not (options.model / "config.json").exists():
+            raise CannotRun(f"no checkpoint at {options.model} (config.json is missing)")
+        partial = Partial(options.out / "compare-on.partial", key_of(options, trace.read(options.dataset).sha256),
+                          options.resume)
+        run_all(options, partial)
+        runs = list(partial.runs.values())
+        found, said = compared(runs, options) if any("record" in run for run in runs) else ([], None)
+    except KeyboardInterrupt:
+        print("compare_on: interrupted; --resume goes on", file=sys.stderr)
+        return INTERRUPTED
+    except (CannotRun, trace.DatasetError, records.RecordError, OSError) as error:
+        print(f"compare_on: {error}", file=sys.stderr)
+        return 1
+    print(told(runs, found, said, options))
+    failed = sum("failed" in run for run in runs)
+    if found:
+        names = [run["kept"] for run in runs if "record" in run]
+        record = compare.kept(argparse.Namespace(records=list(map(Path, names)), rounds=compare.stats.ROUNDS), found)
+        record |= {"command": bench_record.without_paths(["compare_on.py", *words]), "machine": bench_record.machine(),
+                   "runs": runs, "said": said}
+        print(f"kept as {bench_record.keep('formal-perf-comparison', record, options.results).name}")
+    if failed:
+        print(f"compare_on: {failed} of {len(runs)} runs failed; --resume measures them again", file=sys.stderr)
+        return FAILED
+    partial.path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
