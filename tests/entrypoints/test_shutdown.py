@@ -122,6 +122,28 @@ async def test_a_second_signal():
     await asyncio.gather(request, return_exceptions=True)
 
 
+async def test_signals_before_it_is_ready(monkeypatch):
+    """The engine's end is waited for, however often the server is told to end."""
+    ended = []
+
+    async def starting(*_):
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append(True)
+
+    monkeypatch.setattr(startup_check, "check_deployed", lambda: "")
+    monkeypatch.setattr(server, "_serve", starting)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", "--host", "127.0.0.1", "--port", "0"])
+    task = asyncio.ensure_future(server.run_server(args))
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), number)
+    await asyncio.wait_for(task, 5)
+    assert ended == [True]
+
+
 async def test_the_engine_is_gone():
     """Requests fail, the server ends by itself, and says why."""
     engine = FakeEngine("word " * 500, delay=0.05)

@@ -74,8 +74,17 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
     main_task = asyncio.current_task()
     assert main_task is not None
     loop = asyncio.get_running_loop()
+    told = False
+
+    def end() -> None:
+        # Once: a second time it would interrupt the engine's end, which has a limit of its own.
+        nonlocal told
+        if not told:
+            main_task.cancel()
+        told = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, main_task.cancel)
+        loop.add_signal_handler(number, end)
     try:
         check_args(args)
         with contextlib.closing(bind(args.host, args.port)) as sock:
