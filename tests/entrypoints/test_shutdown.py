@@ -110,14 +110,33 @@ async def test_nor_for_whom_nobody_can_tell():
 
 
 async def test_a_second_signal():
-    engine = FakeEngine("word " * 500, delay=0.05)
+    """Nobody waits any more, and everybody is told; the server has said before that this is so."""
+    engine = WithQueues("word " * 500, delay=0.05)
+    running = Running(engine, "--shutdown-timeout", "60")
+    whole, streamed = (asyncio.ensure_future(running.request(max_tokens=3000, stream=stream))
+                       for stream in (False, True))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.3)
+    await asyncio.wait_for(running.task, server._FAREWELL_S)
+    *_, event, done = [line for line in (await streamed).text.split("\n\n") if line]
+    for error in ((await whole).json()["error"], json.loads(event.removeprefix("data: "))["error"]):
+        assert (error["code"], error["message"]) == (
+            "server_shutting_down", "The server ends at once, without finishing what is under way."), error
+    assert done == "data: [DONE]" and len(engine.aborted) == 2
+
+
+async def test_a_second_signal_for_whom_nobody_can_tell():
+    engine = FakeEngine(delay=60)
     running = Running(engine, "--shutdown-timeout", "60")
     request = asyncio.ensure_future(running.request())
     await asyncio.wait_for(engine.running.wait(), 10)
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.3)
-    await asyncio.wait_for(running.task, 10)
+    await asyncio.wait_for(running.task, server._FAREWELL_S + 3)
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
 
