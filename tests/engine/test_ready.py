@@ -1,4 +1,4 @@
-"""Start and end of the engine's talk with its clients: every client that asks whether the engine is up is told so, whoever asked and went before."""
+"""Every client that asks whether the engine is up is told so, whoever asked and went before; and how the talk ends."""
 import pickle
 import threading
 from types import SimpleNamespace
