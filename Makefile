@@ -7,10 +7,11 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
+.PHONY: help serve acceptance test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
 
 help:
 	@echo 'make serve [MODEL=/path] [PORT=8000] [ARGS="..."]   serve the demo checkpoint, or a real one, as "$(NAME)" in the foreground'
+	@echo 'make acceptance [MODEL=/path] [ARGS="--only t2_*"]   would the platform'"'"'s functional checks pass? (our server, or tests.acceptance'"'"'s --help)'
 	@echo 'make test                                          the whole suite, as CI runs it'
 	@echo 'make test-long                                     the long tests; the result is kept in remote_results/'
 	@echo 'make test-torch21 [VENDOR_TREE=/path/to/vllm]       the Python, torch and transformers of the vendor'"'"'s image; with its files, on those'
@@ -18,6 +19,9 @@ help:
 
 serve: overlay $(if $(MODEL),,demo)
 	@PYTHON=$(PYTHON) NAME=$(NAME) HOST=$(HOST) PORT=$(PORT) bash requirements/serve.sh "$(or $(MODEL),.cache/demo)" $(ARGS)
+
+acceptance: overlay $(if $(MODEL),,demo)
+	@$(PYTHON) -m tests.acceptance.serve "$(or $(MODEL),.cache/demo)" --report .cache/acceptance/report.json $(ARGS)
 
 test: env-test env-reference overlay
 	@$(PYTHON) tests/run.py

@@ -94,9 +94,8 @@ WRONG: dict[str, list[tuple[Replies, str]]] = {
         "t3_max_tokens_none", "t3_max_tokens_mid", "t3_max_tokens_max")},
     **{name: [([says("Once.", finish="stop")], "not length"), ([REFUSED], "status 400")] for name in (
         "t3_max_tokens_1", "t3_max_tokens_64")},
-    **{name: _TAKEN for name in (
-        "t2_top_p_1_1", "t3_max_tokens_neg1", "t3_max_tokens_over", "t14_empty_body", "t16a_missing_role",
-        "t16b_missing_content", "t16c_empty_messages")},
+    **dict.fromkeys(("t2_top_p_1_1", "t3_max_tokens_neg1", "t3_max_tokens_over", "t14_empty_body", "t16a_missing_role",
+                     "t16b_missing_content", "t16c_empty_messages"), _TAKEN),
     "t2_top_p_0_0": [([BROKEN], "status 500")],
     "d01_basic_nostream": [([says("")], "neither content"), ([says("4", tokens=0)], "usage"), ([REFUSED], "status 400"),
                            ([Reply(200, {"choices": []})], "IndexError"),
