@@ -321,13 +321,13 @@ def digits(rng: random.Random, level: int) -> Chat:
     return Chat("two digits", wording, [user(text)], answer, f"{steps} So the result is {result}.")
 
 
-TENS = "zero ten twenty thirty forty".split()
+TENS = "zero ten twenty thirty forty fifty".split()
 SMALL = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
 eighteen nineteen""".split()
 
 
 def in_words(value: int) -> str:
-    """0 to 49."""
+    """0 to 59."""
     if value < 20:
         return SMALL[value]
     return TENS[value // 10] + (f"-{SMALL[value % 10]}" if value % 10 else "")
