@@ -14,7 +14,7 @@
 #define D 32
 #define SPAN 16
 
-typedef float row[D];
+typedef float row[D] __attribute__((aligned(64)));
 
 static void step(row *s, const float *q, const float *k, const float *v, float g, float beta, int fresh, float *o)
 {
@@ -91,19 +91,18 @@ void delta_backward(int B, int T, int HK, int HV, const float *q, const float *k
                         error[j] = vt[j] - u[j];
                         u[j] = bt * error[j];
                     }
+                    /* Sums along a row are kept as vectors as long as possible: adding up a vector costs more than a row. */
                     for (int i = 0; i < D; i++) {
                         const float qi = qt[i], ki = kt[i];
-                        float sq = 0, sk = 0;
+                        float sq = 0;
                         for (int j = 0; j < D; j++) {
                             ds[i][j] += qi * got[j];
                             sq += new[i][j] * got[j];
                             dd[j] += ki * ds[i][j];
-                            sk += ds[i][j] * u[j];
                         }
                         dq[kk + i] += sq;
-                        dk[kk + i] += sk;
                     }
-                    float sum = 0, decay = 0;
+                    float sum = 0, decay = 0, decays[D] = {0};
                     for (int j = 0; j < D; j++) {
                         sum += dd[j] * error[j];
                         dv[vv + j] = bt * dd[j];
@@ -112,16 +111,17 @@ void delta_backward(int B, int T, int HK, int HV, const float *q, const float *k
                     dbeta[at * HV + h] = sum;
                     for (int i = 0; i < D; i++) {
                         const float ki = kt[i];
-                        float sk = 0, sd = 0;
+                        float sk = 0;
                         for (int j = 0; j < D; j++) {
                             const float scaled = a * old[i][j], grad = ds[i][j] + ki * du[j];
-                            sk += scaled * du[j];
-                            sd += grad * scaled;
+                            sk += scaled * du[j] + ds[i][j] * u[j];
+                            decays[j] += grad * scaled;
                             ds[i][j] = a * grad;
                         }
                         dk[kk + i] += sk;
-                        decay += sd;
                     }
+                    for (int j = 0; j < D; j++)
+                        decay += decays[j];
                     dg[at * HV + h] = decay;
                 }
             }

@@ -61,7 +61,7 @@ class Trainer:
             self.trunk, self.mtp = (torch.compile(part, dynamic=False) for part in (self.trunk, self.mtp))
         self.head = {name for name in self.p if name.startswith(f"{MTP}.")}
         self.body = set(self.p) - self.head
-        self.stop = False
+        self.stop = self.told = False
         self.resume()
 
     # --- state
@@ -140,8 +140,11 @@ class Trainer:
         (loss if head_only else loss + UNEVEN * uneven).backward()
         names = self.head if head_only else self.body
         counts = self.counts(batch, logits)
-        together = self.share_out(names, [loss.item(), float(uneven), float((batch.chats >= 0).sum()), time.process_time() - self.started, *counts])
+        together = self.share_out(names, [loss.item(), float(uneven), float((batch.chats >= 0).sum()), time.process_time() - self.started,
+                                           float(self.told), *counts])
         self.started = time.process_time()
+        # One process was told to stop: all do, after the same step.
+        self.stop = together[4] > 0
         self.used += together[3] * self.processes
         rate = min(1.0, (self.step + 1) / WARM_STEPS)
         if head_only:
@@ -153,7 +156,7 @@ class Trainer:
             value.grad = None
         tasks = len(TASKS)
         if not head_only:
-            self.curriculum.update(*(together[4 + part * tasks:4 + (part + 1) * tasks] for part in range(3)), fraction)
+            self.curriculum.update(*(together[5 + part * tasks:5 + (part + 1) * tasks] for part in range(3)), fraction)
         self.step += 1
         return {"loss": together[0], "uneven": together[1], "tokens": together[2] * self.processes, "rate": rate}
 
@@ -234,9 +237,15 @@ def worker(args: argparse.Namespace) -> int:
     if args.processes > 1:
         dist.init_process_group("gloo", init_method=f"file://{args.run / 'meeting'}", rank=args.rank, world_size=args.processes)
     trainer = Trainer(args)
+
+    def tell(*_: Any) -> None:
+        trainer.told = True
+    signal.signal(signal.SIGTERM, tell)
+    signal.signal(signal.SIGINT, tell)
     trainer.train()
     if args.rank == 0 and trainer.fraction() >= 1:
         from export import export
+        trainer.log(held_out=evaluation.held_out(trainer, 48), used_s=round(trainer.used))
         export(trainer.p, trainer.config, args.run / "tokenizer", args.run / "checkpoint")
         print(f"done: {args.run / 'checkpoint'}", flush=True)
     if args.processes > 1:
