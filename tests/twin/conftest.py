@@ -1,4 +1,5 @@
 """The programs of this folder import one another by their plain names, as they do when they are run."""
+
 import sys
 from pathlib import Path
 

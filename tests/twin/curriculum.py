@@ -1,4 +1,5 @@
 """What to train on next: by the accuracy on fresh samples, not by the clock."""
+
 from __future__ import annotations
 
 import random
@@ -9,8 +10,19 @@ from tasks import TASKS
 # Learned first, in short samples: copying is what everything else is made of.
 FIRST = ("echo", "recall", "table", "json", "obey", "count", "talk")
 GATE = ("echo", "recall", "table", "json")
-IMPORTANCE = {"echo": 3.0, "recall": 1.5, "tools": 1.6, "files": 0.8, "picture": 1.2, "story": 0.5, "arithmetic": 1.2,
-              "wonder": 0.3, "talk": 0.5, "no tool": 0.5, "two digits": 0.6}
+IMPORTANCE = {
+    "echo": 3.0,
+    "recall": 1.5,
+    "tools": 1.6,
+    "files": 0.8,
+    "picture": 1.2,
+    "story": 0.5,
+    "arithmetic": 1.2,
+    "wonder": 0.3,
+    "talk": 0.5,
+    "no tool": 0.5,
+    "two digits": 0.6,
+}
 UNLOCK, ADVANCE, LAST_LEVEL = 0.7, 0.9, 2
 # Samples that a judgement is made on, and how fast older ones fade (a step).
 ENOUGH, FADE = 80, 0.98
@@ -36,7 +48,7 @@ class Curriculum:
         out = {}
         for task in TASKS if self.all else FIRST:
             missing = 0.25 + 1 - self.accuracy(task) + 0.2 * (LAST_LEVEL - self.level[task])
-            out[task] = IMPORTANCE.get(task, 1.0) * missing / self.tokens[task]**0.5
+            out[task] = IMPORTANCE.get(task, 1.0) * missing / self.tokens[task] ** 0.5
         return out
 
     def choose(self, rng: random.Random) -> tuple[str, int]:
@@ -56,8 +68,9 @@ class Curriculum:
             if self.seen[task] >= ENOUGH and self.accuracy(task) >= ADVANCE and self.level[task] < LAST_LEVEL:
                 self.level[task] += 1
                 self.right[task] = self.seen[task] = 0.0
-        self.all |= fraction >= LATEST or all(self.level[task] or (
-            self.seen[task] >= ENOUGH and self.accuracy(task) >= UNLOCK) for task in GATE)
+        self.all |= fraction >= LATEST or all(
+            self.level[task] or (self.seen[task] >= ENOUGH and self.accuracy(task) >= UNLOCK) for task in GATE
+        )
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -1,4 +1,5 @@
 """The gated delta rule of the training program: delta_rule.c as a torch operator with a gradient."""
+
 from __future__ import annotations
 
 import ctypes
@@ -34,8 +35,14 @@ def _pointers(*tensors: torch.Tensor) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, fresh: torch.Tensor,
-           ) -> None:
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    fresh: torch.Tensor,
+) -> None:
     if q.shape[-1] != HEAD or v.shape[-1] != HEAD:
         raise ValueError(f"delta_rule.c is for heads of {HEAD}, these have {q.shape[-1]} and {v.shape[-1]}")
     for tensor in (q, k, v, g, beta):
@@ -46,8 +53,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b
 
 
 @torch.library.custom_op("twin::delta_rule", mutates_args=())
-def delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-               fresh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, fresh: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The readout, and the states that its gradient needs.
 
     Args:
@@ -72,14 +80,26 @@ def _(q, k, v, g, beta, fresh):
 
 
 @torch.library.custom_op("twin::delta_rule_backward", mutates_args=())
-def delta_rule_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-                        fresh: torch.Tensor, kept: torch.Tensor, grad: torch.Tensor,
-                        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def delta_rule_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    fresh: torch.Tensor,
+    kept: torch.Tensor,
+    grad: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k, v, g and beta; `kept` from the forward pass, grad: that of the readout."""
     grad = grad.contiguous()
     dq, dk, dv, dg, db = torch.zeros_like(q), torch.zeros_like(k), *(torch.empty_like(x) for x in (v, g, beta))
-    library().delta_backward(q.shape[0], q.shape[1], q.shape[2], v.shape[2],
-                             *_pointers(q, k, v, g, beta, fresh, kept, grad, dq, dk, dv, dg, db))
+    library().delta_backward(
+        q.shape[0],
+        q.shape[1],
+        q.shape[2],
+        v.shape[2],
+        *_pointers(q, k, v, g, beta, fresh, kept, grad, dq, dk, dv, dg, db),
+    )
     return dq, dk, dv, dg, db
 
 

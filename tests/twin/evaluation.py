@@ -1,4 +1,5 @@
 """Accuracy on held-out chats: all tokens of the answer right by argmax, which is what free greedy decoding gives."""
+
 from __future__ import annotations
 
 import random
@@ -6,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-
 from chats import NEW_VALUES, NEW_WORDING
 from packing import Encoded, assemble, encode
 from tasks import TASKS, draw
@@ -37,7 +37,7 @@ def packed(content: list[Encoded], rows: int, length: int) -> list[list[list[Enc
         filled[-1].append(sample)
         room -= len(sample.ids)
     filled += [[] for _ in range(-len(filled) % rows)]
-    return [filled[first:first + rows] for first in range(0, len(filled), rows)]
+    return [filled[first : first + rows] for first in range(0, len(filled), rows)]
 
 
 @torch.no_grad()
@@ -49,7 +49,9 @@ def accuracy(trainer: Trainer, content: list[Encoded]) -> tuple[float, float, fl
         hidden, _, x, rows = trainer.hidden(batch)
         logits = trainer.logits(hidden, batch.at)
         best = logits.argmax(-1)
-        wrong = torch.zeros(len(batch.samples), dtype=torch.long).index_add_(0, batch.owner, (best != batch.wanted).long())
+        wrong = torch.zeros(len(batch.samples), dtype=torch.long).index_add_(
+            0, batch.owner, (best != batch.wanted).long()
+        )
         right += float((wrong == 0).sum())
         total += len(batch.samples)
         loss += float(F.cross_entropy(logits, batch.wanted, reduction="sum"))

@@ -1,4 +1,5 @@
 """Parameters of the training -> a checkpoint in the real format, bfloat16."""
+
 from __future__ import annotations
 
 import hashlib
@@ -7,11 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from config import generation_config, preprocessor_config
 from model import EMBEDDING, Parameters
+from safetensors.torch import save_file
 
 LARGEST = 24_000_000
 
@@ -35,8 +34,11 @@ def export(parameters: Parameters, config: dict[str, Any], tokenizer: Path, out:
         raise ValueError(f"{len(data):,} bytes are more than {LARGEST:,}")
     content = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
     ids = {token["content"]: token["id"] for token in content["added_tokens"]}
-    for name, value in (("config.json", config), ("generation_config.json", generation_config(ids)),
-                        ("preprocessor_config.json", preprocessor_config())):
+    for name, value in (
+        ("config.json", config),
+        ("generation_config.json", generation_config(ids)),
+        ("preprocessor_config.json", preprocessor_config()),
+    ):
         (out / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     for path in tokenizer.iterdir():
         shutil.copyfile(path, out / path.name)

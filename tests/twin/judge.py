@@ -4,6 +4,9 @@
 
 Writes CHECKPOINT/held_out.json and CHECKPOINT/README.md. Needs transformers 5 and pillow.
 """
+
+# The card's sentences stand in one piece.
+# ruff: noqa: E501
 from __future__ import annotations
 
 import argparse
@@ -14,14 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-
 import stories
+import torch
 from chats import NEW_VALUES, NEW_WORDING, Chat
 from packing import Encoded, encode
+from safetensors.torch import load_file
 from tasks import TASKS, draw, statements, user
+from tokenizers import Tokenizer
 from words import code
 
 LONGEST = 700
@@ -37,10 +39,15 @@ class Decoder:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeConfig
         from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForConditionalGeneration
+
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         del config["architectures"]
         self.model = Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(**config)).to(dtype).eval()
-        tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if not name.startswith("mtp.")}
+        tensors = {
+            name: value
+            for name, value in load_file(folder / "model.safetensors").items()
+            if not name.startswith("mtp.")
+        }
         self.model.load_state_dict(tensors)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.ends = set(json.loads((folder / "generation_config.json").read_text())["eos_token_id"])
@@ -49,9 +56,10 @@ class Decoder:
     def decode(self, sample: Encoded, most: int = LONGEST, generator: torch.Generator | None = None) -> list[int]:
         """The answer's tokens, the end included. Greedy, or sampled where a generator is given."""
         from transformers import DynamicCache
+
         cache = DynamicCache(config=self.model.config)
-        ids = torch.tensor([sample.ids[:sample.first]])
-        positions = torch.tensor(sample.positions)[:, None, :sample.first]
+        ids = torch.tensor([sample.ids[: sample.first]])
+        positions = torch.tensor(sample.positions)[:, None, : sample.first]
         more: dict[str, Any] = {}
         if sample.picture is not None:
             _, grid, patches = sample.picture
@@ -59,8 +67,18 @@ class Decoder:
         out: list[int] = []
         following = int(positions.max()) + 1
         while len(out) < most:
-            logits = self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True,
-                                logits_to_keep=1, **more).logits[0, -1].float()
+            logits = (
+                self.model(
+                    input_ids=ids,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                    **more,
+                )
+                .logits[0, -1]
+                .float()
+            )
             out.append(int(logits.argmax()) if generator is None else pick(logits, generator))
             if out[-1] in self.ends:
                 break
@@ -98,11 +116,12 @@ def table(decoder: Decoder, count: int) -> tuple[dict[str, dict[str, str]], list
             for index in range(count):
                 sample = encode(decoder.tokenizer, draw(rng, task, index % 3, split), exact=True)
                 got = decoder.decode(sample)
-                good = is_right(sample.chat, sample.ids[sample.first:], got, decoder)
+                good = is_right(sample.chat, sample.ids[sample.first :], got, decoder)
                 right += good
                 ended += got[-1] in decoder.ends
                 if not good and sum(line.startswith(f"{task}:") for line in wrong) < 3:
-                    wrong.append(f"{task}: wanted {sample.chat.target()!r}, got {decoder.tokenizer.decode(got, skip_special_tokens=False)!r}")
+                    text = decoder.tokenizer.decode(got, skip_special_tokens=False)
+                    wrong.append(f"{task}: wanted {sample.chat.target()!r}, got {text!r}")
             results[task][split] = f"{right}/{count}"
             results[task][f"ended, {split}"] = f"{ended}/{count}"
         print(f"{task:14} {results[task]}", flush=True)
@@ -118,10 +137,12 @@ def curve(decoder: Decoder, count: int) -> dict[int, str]:
             value = code(rng)
             filler = statements(rng, distance)
             ids = decoder.tokenizer.encode(filler).ids[:distance]
-            text = f"The secret code is {value}.\n{decoder.tokenizer.decode(ids)}\nWhat is the secret code? Only the code."
+            text = (
+                f"The secret code is {value}.\n{decoder.tokenizer.decode(ids)}\nWhat is the secret code? Only the code."
+            )
             chat = Chat("recall", "", [user(text)], value)
             sample = encode(decoder.tokenizer, chat)
-            right += decoder.decode(sample, 60) == sample.ids[sample.first:]
+            right += decoder.decode(sample, 60) == sample.ids[sample.first :]
         out[distance] = f"{right}/{count}"
         print("distance", distance, out[distance], flush=True)
     return out
@@ -134,7 +155,9 @@ def sampled(decoder: Decoder, count: int) -> dict[str, str]:
         rng, generator, right = random.Random(f"sampled {task}"), torch.Generator().manual_seed(0), 0
         for index in range(count):
             sample = encode(decoder.tokenizer, draw(rng, task, index % 3, NEW_VALUES), exact=True)
-            right += is_right(sample.chat, sample.ids[sample.first:], decoder.decode(sample, generator=generator), decoder)
+            right += is_right(
+                sample.chat, sample.ids[sample.first :], decoder.decode(sample, generator=generator), decoder
+            )
         out[task] = f"{right}/{count}"
         print(f"sampled {task:14} {out[task]}", flush=True)
     return out
@@ -147,33 +170,55 @@ def card(folder: Path, report: dict[str, Any]) -> str:
     count = sum(value.numel() for value in load_file(folder / "model.safetensors").values())
     digest = (folder / "model.safetensors.sha256").read_text().split()[0]
     lines = [
-        "# Twin", "",
+        "# Twin",
+        "",
         "A small model with the architecture, the tensor names, the chat format and the special tokens of Qwen3.6-35B-A3B. It was trained "
-        "from random numbers on text that a program makes (tests/twin/tasks.py), so that its answers mean something in tests.", "",
+        "from random numbers on text that a program makes (tests/twin/tasks.py), so that its answers mean something in tests.",
+        "",
         f"- {count:,} numbers in bfloat16, {size:,} bytes, SHA-256 of model.safetensors `{digest}`",
         f"- hidden size {config['hidden_size']}, layers {', '.join(config['layer_types'])}; {config['num_experts']} experts, "
         f"{config['num_experts_per_tok']} of them for each token, and a shared one; a vision tower; one multi-token-prediction layer",
         f"- vocabulary {config['vocab_size']}: byte-level BPE of the generator's text, single digits",
         "- pictures are shrunk to at most 512 x 512 pixels (preprocessor_config.json)",
         f"- made by `python tests/twin/train.py`, seed 0: {report.get('steps', '?')} steps, {report.get('used_s', 0) / 3600:.1f} hours of one core",
-        f"- mean loss of a held-out answer token, by task: {report.get('loss', {})}", "",
-        "It knows nothing but the tasks below. Other questions get an answer that looks like one of these.", "",
-        "## Held-out chats, free greedy decoding", "",
+        f"- mean loss of a held-out answer token, by task: {report.get('loss', {})}",
+        "",
+        "It knows nothing but the tasks below. Other questions get an answer that looks like one of these.",
+        "",
+        "## Held-out chats, free greedy decoding",
+        "",
         "All tokens of thought and answer must be the expected ones; of a story, that it ends by itself after 60 to 600 tokens. "
-        "New values: the wording was seen in training, the prompt was not. New wording: the wording was not. Prompts near the acceptance checks are in neither.", "",
-        "| task | new values | new wording | sampled at temperature 1 |", "| --- | --- | --- | --- |",
+        "New values: the wording was seen in training, the prompt was not. New wording: the wording was not. Prompts near the acceptance checks are in neither.",
+        "",
+        "| task | new values | new wording | sampled at temperature 1 |",
+        "| --- | --- | --- | --- |",
     ]
     for task, result in report["table"].items():
-        lines.append(f"| {task} | {result[NEW_VALUES]} | {result[NEW_WORDING]} | {report.get('sampled', {}).get(task, '')} |")
+        lines.append(
+            f"| {task} | {result[NEW_VALUES]} | {result[NEW_WORDING]} | {report.get('sampled', {}).get(task, '')} |"
+        )
     if report.get("curve"):
-        lines += ["", "## Remembering a code over a distance", "", "| tokens | " + " | ".join(map(str, report["curve"])) + " |",
-                  "| --- |" + " --- |" * len(report["curve"]), "| right | " + " | ".join(report["curve"].values()) + " |", "",
-                  "Training has rows of 1,024 tokens."]
+        lines += [
+            "",
+            "## Remembering a code over a distance",
+            "",
+            "| tokens | " + " | ".join(map(str, report["curve"])) + " |",
+            "| --- |" + " --- |" * len(report["curve"]),
+            "| right | " + " | ".join(report["curve"].values()) + " |",
+            "",
+            "Training has rows of 1,024 tokens.",
+        ]
     if report.get("accepted"):
-        lines += ["", "## Multi-token prediction", "",
-                  "Share of held-out answer tokens for which the head's draft is what greedy decoding takes:", "",
-                  "| " + " | ".join(report["accepted"]) + " |", "| --- " * len(report["accepted"]) + "|",
-                  "| " + " | ".join(f"{value:.0%}" for value in report["accepted"].values()) + " |"]
+        lines += [
+            "",
+            "## Multi-token prediction",
+            "",
+            "Share of held-out answer tokens for which the head's draft is what greedy decoding takes:",
+            "",
+            "| " + " | ".join(report["accepted"]) + " |",
+            "| --- " * len(report["accepted"]) + "|",
+            "| " + " | ".join(f"{value:.0%}" for value in report["accepted"].values()) + " |",
+        ]
     lines += ["", "## What it gets wrong", "", "```", *report["wrong"], "```", ""]
     return "\n".join(lines)
 
@@ -200,7 +245,9 @@ def main() -> int:
         report["used_s"] = max(entry.get("used_s", 0) for entry in entries)
         report["accepted"] = {task: result["accepted"] for task, result in last.items()}
         report["loss"] = {task: result["loss"] for task, result in last.items()}
-    (args.checkpoint / "held_out.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (args.checkpoint / "held_out.json").write_text(
+        json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     (args.checkpoint / "README.md").write_text(card(args.checkpoint, report), encoding="utf-8")
     print(f"{args.checkpoint / 'README.md'} in {time.monotonic() - start:.0f} s")
     return 0

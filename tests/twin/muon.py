@@ -1,4 +1,5 @@
 """Muon for the matrices, AdamW for the rest."""
+
 from __future__ import annotations
 
 import math
@@ -55,7 +56,9 @@ class Optimizer:
         self.groups = groups
 
     @torch.no_grad()
-    def step(self, names: set[str], muon_rate: float, adam_rate: float, decay: float = 0.01, momentum: float = 0.95) -> None:
+    def step(
+        self, names: set[str], muon_rate: float, adam_rate: float, decay: float = 0.01, momentum: float = 0.95
+    ) -> None:
         """Updates the parameters in `names` that have a gradient; others keep their state."""
         updates: dict[str, Tensor] = {}
         turn = 0
@@ -72,8 +75,8 @@ class Optimizer:
                 turn += 1
             if mine:
                 done = orthogonal(torch.cat([matrix for _, matrix in mine]))
-                scale = max(1.0, shape[0] / shape[1])**0.5
-                for (name, matrix), part in zip(mine, done.split([len(matrix) for _, matrix in mine]), strict=True):
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5
+                for (name, _), part in zip(mine, done.split([len(matrix) for _, matrix in mine]), strict=True):
                     updates[name] = (part * scale).reshape(self.p[name].shape)
         if self.processes > 1 and updates:
             flat = torch.cat([update.flatten() for update in updates.values()])
@@ -91,5 +94,5 @@ class Optimizer:
         self.counts[name] = count = self.counts.get(name, 0) + 1
         state["first"].lerp_(grad, 1 - beta[0])
         state["second"].lerp_(grad * grad, 1 - beta[1])
-        size = (state["second"] / (1 - beta[1]**count)).sqrt_().add_(1e-8)
-        self.p[name].addcdiv_(state["first"] / (1 - beta[0]**count), size, value=-rate)
+        size = (state["second"] / (1 - beta[1] ** count)).sqrt_().add_(1e-8)
+        self.p[name].addcdiv_(state["first"] / (1 - beta[0] ** count), size, value=-rate)

@@ -1,4 +1,5 @@
 """Chats -> token rows of one length, several chats in a row."""
+
 from __future__ import annotations
 
 import random
@@ -6,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from tokenizers import Tokenizer
-
 from chats import Chat
 from pictures import MERGE, patches_of
+from tokenizers import Tokenizer
 
 IMAGE = "<|image_pad|>"
 
 
 @dataclass
 class Encoded:
-    """ids: prompt, then target. first: index of the first target token. positions: three lists (time, height, width)."""
+    """ids: prompt, then target. first: index of the first target token. positions: time, height and width."""
+
     chat: Chat
     ids: list[int]
     first: int
@@ -28,8 +29,10 @@ class Encoded:
 
 @dataclass
 class Batch:
-    """Rows [B, T]. targets: index into the flattened rows of every position whose next token is to be learned, the token,
-    its weight, and the number of its chat. pictures: index of the first embedding, grid, patches."""
+    """Rows [B, T]. at, wanted, weight, owner: of every position whose next token is to be learned, its index in the
+    flattened rows, that token, its weight, and the number of its chat. pictures: index of the first embedding, grid,
+    patches."""
+
     ids: torch.Tensor
     chats: torch.Tensor
     positions: torch.Tensor
@@ -56,11 +59,16 @@ def encode(tokenizer: Tokenizer, chat: Chat, exact: bool = False) -> Encoded:
         grid, patches = patches_of(chat.picture, exact)
         height, width = grid[0] // MERGE, grid[1] // MERGE
         at = prompt.index(tokenizer.token_to_id(IMAGE))
-        prompt[at:at + 1] = [prompt[at]] * (height * width)
+        prompt[at : at + 1] = [prompt[at]] * (height * width)
         picture = (at, grid, patches)
-        after = range(at + max(height, width), at + max(height, width) + len(prompt) + len(target) - at - height * width)
-        blocks = ([at] * (height * width), [at + row for row in range(height) for _ in range(width)],
-                  [at + column for _ in range(height) for column in range(width)])
+        after = range(
+            at + max(height, width), at + max(height, width) + len(prompt) + len(target) - at - height * width
+        )
+        blocks = (
+            [at] * (height * width),
+            [at + row for row in range(height) for _ in range(width)],
+            [at + column for _ in range(height) for column in range(width)],
+        )
         positions = [[*range(at), *block, *after] for block in blocks]
     return Encoded(chat, prompt + target, len(prompt), positions, picture)
 
@@ -103,16 +111,25 @@ def assemble(placed: list[list[Encoded]], length: int) -> Batch:
             base = row * length + start
             answer = range(sample.first, len(sample.ids))
             at += [base + index - 1 for index in answer]
-            wanted += sample.ids[sample.first:]
+            wanted += sample.ids[sample.first :]
             # A story of 200 tokens weighs as much as ten answers of two, not a hundred.
-            weight += [len(answer)**-0.5] * len(answer)
+            weight += [len(answer) ** -0.5] * len(answer)
             owner += [number] * len(answer)
             if sample.picture is not None:
                 pictures.append((base + sample.picture[0], *sample.picture[1:]))
             samples.append(sample)
             start = end
-    return Batch(ids, chats, positions, torch.tensor(at), torch.tensor(wanted), torch.tensor(weight), torch.tensor(owner),
-                 samples, pictures)
+    return Batch(
+        ids,
+        chats,
+        positions,
+        torch.tensor(at),
+        torch.tensor(wanted),
+        torch.tensor(weight),
+        torch.tensor(owner),
+        samples,
+        pictures,
+    )
 
 
 def step_random(seed: int, step: int, rank: int) -> random.Random:

@@ -1,4 +1,5 @@
 """Pictures of one or four colours, drawn, resized and cut as the server does it."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -7,10 +8,9 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from PIL import Image
-
 from chats import Picture
 from config import PICTURE_SIZE, ROOT, real
+from PIL import Image
 
 SETTINGS = real("preprocessor_config.json")
 PATCH, MERGE = SETTINGS["patch_size"], SETTINGS["merge_size"]
@@ -19,7 +19,9 @@ PATCH, MERGE = SETTINGS["patch_size"], SETTINGS["merge_size"]
 @cache
 def process() -> ModuleType:
     """The server's own module, which its tests hold equal to transformers' processor byte by byte."""
-    spec = importlib.util.spec_from_file_location("picture_process", ROOT / "vllm_overrides/overlay/serving/pictures/process.py")
+    spec = importlib.util.spec_from_file_location(
+        "picture_process", ROOT / "vllm_overrides/overlay/serving/pictures/process.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,5 @@
 """What the generator promises: the template's own text, disjoint splits, nothing near an acceptance prompt."""
+
 from __future__ import annotations
 
 import random
@@ -20,11 +21,19 @@ def drawn(task: str, split: str, count: int = EACH) -> list[Chat]:
 @pytest.mark.parametrize("task", TASKS)
 def test_text_is_the_templates(task):
     for chat in drawn(task, TRAIN, 30):
-        wanted = by_template(chat.messages, tools=chat.tools or None, add_generation_prompt=True,
-                             enable_thinking=chat.thought is not None)
+        wanted = by_template(
+            chat.messages,
+            tools=chat.tools or None,
+            add_generation_prompt=True,
+            enable_thinking=chat.thought is not None,
+        )
         assert chat.prompt() == wanted, f"{chat.prompt()!r}\n{wanted!r}"
-        answer = {"role": "assistant", "content": chat.answer, "reasoning_content": chat.thought or "",
-                  "tool_calls": [{"function": {"name": name, "arguments": arguments}} for name, arguments in chat.calls]}
+        answer = {
+            "role": "assistant",
+            "content": chat.answer,
+            "reasoning_content": chat.thought or "",
+            "tool_calls": [{"function": {"name": name, "arguments": arguments}} for name, arguments in chat.calls],
+        }
         whole = by_template([*chat.messages, answer], tools=chat.tools or None)
         assert chat.prompt() + chat.target() + "\n" == whole, f"{chat.prompt() + chat.target()!r}\n{whole!r}"
 
@@ -41,17 +50,30 @@ def test_splits_are_disjoint_and_decided_by_the_chat(task):
         assert all(split_of(chat) == split for chat in chats)
 
 
-@pytest.mark.parametrize("chat", [
-    Chat("arithmetic", "", [user("What is 2+2?")], ""), Chat("arithmetic", "", [user("please, what is 2 + 2")], ""),
-    Chat("arithmetic", "", [user("2 + 2 = ? 直接给数字。")], ""), Chat("talk", "", [user("Hi!")], ""),
-    Chat("story", "", [user("Please write a short story.")], ""),
-    Chat("echo", "", [user("Repeat exactly: 中文测试：你好世界")], ""), Chat("echo", "", [user("say `_No_System`")], ""),
-    Chat("recall", "", [user("The word is BLUE_42."), assistant("OK"), user("Which word?")], ""),
-    Chat("json", "", [user("A JSON object: name Alice, age 30")], ""),
-    Chat("tool call", "", [user("How warm is Beijing?")], "", tools=[{"function": {"name": "get_weather"}}]),
-    Chat("picture", "", [user("?")], "", picture=Picture((64, 64), ((255, 0, 0),))),
-    Chat("picture", "", [user("?")], "", picture=Picture((9, 9), ((235, 20, 20), (20, 180, 40), (25, 40, 230), (245, 235, 20)))),
-], ids=lambda chat: chat.task)
+@pytest.mark.parametrize(
+    "chat",
+    [
+        Chat("arithmetic", "", [user("What is 2+2?")], ""),
+        Chat("arithmetic", "", [user("please, what is 2 + 2")], ""),
+        Chat("arithmetic", "", [user("2 + 2 = ? 直接给数字。")], ""),
+        Chat("talk", "", [user("Hi!")], ""),
+        Chat("story", "", [user("Please write a short story.")], ""),
+        Chat("echo", "", [user("Repeat exactly: 中文测试：你好世界")], ""),
+        Chat("echo", "", [user("say `_No_System`")], ""),
+        Chat("recall", "", [user("The word is BLUE_42."), assistant("OK"), user("Which word?")], ""),
+        Chat("json", "", [user("A JSON object: name Alice, age 30")], ""),
+        Chat("tool call", "", [user("How warm is Beijing?")], "", tools=[{"function": {"name": "get_weather"}}]),
+        Chat("picture", "", [user("?")], "", picture=Picture((64, 64), ((255, 0, 0),))),
+        Chat(
+            "picture",
+            "",
+            [user("?")],
+            "",
+            picture=Picture((9, 9), ((235, 20, 20), (20, 180, 40), (25, 40, 230), (245, 235, 20))),
+        ),
+    ],
+    ids=lambda chat: chat.task,
+)
 def test_near_an_acceptance_prompt(chat):
     assert too_near(chat)
 

@@ -1,4 +1,5 @@
-"""The exported checkpoint in our engine: it loads whole, and decodes what the training program's forward pass expects."""
+"""The exported checkpoint in our engine: it loads whole and decodes what the training's forward pass expects."""
+
 from __future__ import annotations
 
 import pytest
@@ -18,6 +19,7 @@ VOCABULARY, NEW = 800, 8
 
 def test_greedy_tokens(tmp_path, monkeypatch):
     import json
+
     monkeypatch.setenv("VLLM_OVERLAY_MTP", "1")
     config = twin_config(fake_ids(VOCABULARY), VOCABULARY)
     parameters = initial(config, 3)
@@ -36,6 +38,6 @@ def test_greedy_tokens(tmp_path, monkeypatch):
         rows = rows_of(config, torch.zeros_like(ids), positions, torch.float32)
         with torch.no_grad():
             hidden, _ = Network(config, torch.float32).trunk(parameters, parameters[EMBEDDING][ids], rows)
-            best = (hidden @ parameters[EMBEDDING].T).argmax(-1)[0, len(prompt) - 1:-1].tolist()
+            best = (hidden @ parameters[EMBEDDING].T).argmax(-1)[0, len(prompt) - 1 : -1].tolist()
         print(len(prompt), "engine", got, "training", best)
         assert got == best

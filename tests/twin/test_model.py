@@ -1,4 +1,5 @@
 """The training program's forward pass against transformers, on random weights in float32."""
+
 from __future__ import annotations
 
 import pytest
@@ -24,14 +25,18 @@ def parameters(config: dict) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     out = initial(config, 0)
     # Norms that start as the identity would hide a wrong one.
-    return {name: value + 0.1 * torch.randn(value.shape, generator=generator) if value.ndim == 1 else value
-            for name, value in out.items()}
+    return {
+        name: value + 0.1 * torch.randn(value.shape, generator=generator) if value.ndim == 1 else value
+        for name, value in out.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def reference(config: dict, parameters: dict[str, torch.Tensor]) -> torch.nn.Module:
     kind = transformers.models.qwen3_5_moe
-    settings = kind.configuration_qwen3_5_moe.Qwen3_5MoeConfig(**{k: v for k, v in config.items() if k != "architectures"})
+    settings = kind.configuration_qwen3_5_moe.Qwen3_5MoeConfig(
+        **{k: v for k, v in config.items() if k != "architectures"}
+    )
     settings._attn_implementation = "eager"
     model = kind.modeling_qwen3_5_moe.Qwen3_5MoeForConditionalGeneration(settings).float().eval()
     state = {name: value for name, value in parameters.items() if not name.startswith("mtp.")}
@@ -74,6 +79,7 @@ def test_gradients_of_the_delta_rule():
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
+
     q, k, v = random(2, 37, 2, 32) * 0.2, random(2, 37, 2, 32) * 0.2, random(2, 37, 4, 32)
     g, beta = -random(2, 37, 4).abs(), random(2, 37, 4).sigmoid()
     fresh = torch.rand(2, 37, generator=generator) < 0.1
@@ -91,4 +97,6 @@ def test_gradients_of_the_delta_rule():
     wanted = torch.autograd.grad((torch.stack(again, 1) * weight).sum(), inputs)
     torch.testing.assert_close(out, torch.stack(again, 1), rtol=1e-5, atol=1e-5)
     for name, one, other in zip(("q", "k", "v", "g", "beta"), ours, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"gradient of {name}: {text}")
+        torch.testing.assert_close(
+            one, other, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"gradient of {name}: {text}"
+        )

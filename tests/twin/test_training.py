@@ -1,4 +1,5 @@
 """A training of a few steps: an interruption changes nothing, and what it exports is the real format."""
+
 from __future__ import annotations
 
 import argparse
@@ -29,8 +30,20 @@ def trainer(tokenizer: Path, run: Path) -> Trainer:
     if not run.exists():
         shutil.copytree(tokenizer, run / "tokenizer")
     torch.set_num_threads(1)
-    return Trainer(argparse.Namespace(run=run, rank=0, processes=1, seed=0, steps=2 * STEPS, minutes=1.0, rows=1, length=256,
-                                      compile=False, evaluate=False))
+    return Trainer(
+        argparse.Namespace(
+            run=run,
+            rank=0,
+            processes=1,
+            seed=0,
+            steps=2 * STEPS,
+            minutes=1.0,
+            rows=1,
+            length=256,
+            compile=False,
+            evaluate=False,
+        )
+    )
 
 
 def test_interrupted_training_is_the_same(tokenizer, tmp_path):
@@ -64,6 +77,9 @@ def test_export_is_the_real_format(tokenizer, tmp_path):
     assert torch.equal(tensors["lm_head.weight"], tensors[EMBEDDING])
     assert all(value.dtype == torch.bfloat16 for value in tensors.values())
     written = json.loads((tmp_path / "out/config.json").read_text())
-    ids = {token["content"]: token["id"] for token in json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]}
+    ids = {
+        token["content"]: token["id"]
+        for token in json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]
+    }
     assert written == twin_config(ids, 800)
     assert written["image_token_id"] == ids["<|image_pad|>"] and max(ids.values()) == 799

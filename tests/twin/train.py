@@ -1,15 +1,17 @@
 """Trains the twin; start it again with the same folder to go on where it stopped.
 
-    python tests/twin/train.py RUN [--minutes 240] [--processes 2]
+    python tests/twin/train.py RUN [--minutes 480] [--processes 2]
 
 RUN gets the tokenizer, state.pt (every five minutes), log.jsonl and, at the end, checkpoint/. `--minutes` are minutes of
-all processes together on a core each: what they used is counted, not what passed, so that a busy machine costs time but
-no training. Batches depend on seed, step and process only. The last part trains the multi-token-prediction head, with
-the rest frozen.
+processor time, of all processes together: what they used is counted, not what passed, so that a busy machine costs time
+but no training. Batches depend on seed, step and process only. The last part trains the multi-token-prediction head,
+with the rest frozen.
 """
+
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import signal
@@ -19,13 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import evaluation
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tokenizers import Tokenizer
-from torch import Tensor
-
-import evaluation
 from chats import TRAIN
 from config import twin_config
 from curriculum import Curriculum
@@ -33,13 +32,15 @@ from model import EMBEDDING, MTP, Network, Parameters, initial, rows_of
 from muon import Optimizer
 from packing import Batch, Encoded, encode, pack, step_random
 from tasks import TASKS, draw
+from tokenizers import Tokenizer
+from torch import Tensor
 
 ROWS, LENGTH = 2, 1024
 MUON_RATE, ADAM_RATE, WARM_STEPS = 0.02, 2e-3, 50
 # Shares of the budget: where the rates begin to fall, and where the trunk is finished and the head's turn comes.
 DECAY_FROM, TRUNK_END = 0.62, 0.93
 UNEVEN = 0.003
-SAVE_S, LOG_STEPS, EVALUATE_SHARE = 300, 20, 0.04
+SAVE_S, LOG_STEPS, EVALUATE_SHARE = 300, 20, 0.06
 
 
 class Trainer:
@@ -80,9 +81,18 @@ class Trainer:
 
     def save(self) -> None:
         partial = self.run / "state.pt.partial"
-        torch.save({"parameters": {name: value.detach() for name, value in self.p.items()}, "optimizer": self.optimizer.state,
-                    "counts": self.optimizer.counts, "curriculum": self.curriculum.state(), "step": self.step,
-                    "used": self.used, "evaluated": self.evaluated}, partial)
+        torch.save(
+            {
+                "parameters": {name: value.detach() for name, value in self.p.items()},
+                "optimizer": self.optimizer.state,
+                "counts": self.optimizer.counts,
+                "curriculum": self.curriculum.state(),
+                "step": self.step,
+                "used": self.used,
+                "evaluated": self.evaluated,
+            },
+            partial,
+        )
         partial.rename(self.run / "state.pt")
 
     def log(self, **values: Any) -> None:
@@ -108,6 +118,7 @@ class Trainer:
                 if len(sample.ids) <= self.args.length:
                     sample.task, sample.level = task, level
                     return sample
+
         return pack(one, self.args.rows, self.args.length)
 
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Any]:
@@ -116,7 +127,12 @@ class Trainer:
         if batch.pictures:
             flat = x.flatten(0, 1)
             parts = [self.network.picture(self.p, patches, grid) for _, grid, patches in batch.pictures]
-            at = torch.cat([torch.arange(first, first + len(part)) for (first, _, _), part in zip(batch.pictures, parts, strict=True)])
+            at = torch.cat(
+                [
+                    torch.arange(first, first + len(part))
+                    for (first, _, _), part in zip(batch.pictures, parts, strict=True)
+                ]
+            )
             x = flat.index_put((at,), torch.cat(parts)).view_as(x)
         rows = rows_of(self.config, batch.chats, batch.positions, self.network.dtype)
         hidden, uneven = self.trunk(self.p, x, rows)
@@ -140,8 +156,17 @@ class Trainer:
         (loss if head_only else loss + UNEVEN * uneven).backward()
         names = self.head if head_only else self.body
         counts = self.counts(batch, logits)
-        together = self.share_out(names, [loss.item(), float(uneven), float((batch.chats >= 0).sum()), time.process_time() - self.started,
-                                           float(self.told), *counts])
+        together = self.share_out(
+            names,
+            [
+                loss.item(),
+                float(uneven),
+                float((batch.chats >= 0).sum()),
+                time.process_time() - self.started,
+                float(self.told),
+                *counts,
+            ],
+        )
         self.started = time.process_time()
         # One process was told to stop: all do, after the same step.
         self.stop = together[4] > 0
@@ -156,13 +181,17 @@ class Trainer:
             value.grad = None
         tasks = len(TASKS)
         if not head_only:
-            self.curriculum.update(*(together[5 + part * tasks:5 + (part + 1) * tasks] for part in range(3)), fraction)
+            self.curriculum.update(
+                *(together[5 + part * tasks : 5 + (part + 1) * tasks] for part in range(3)), fraction
+            )
         self.step += 1
         return {"loss": together[0], "uneven": together[1], "tokens": together[2] * self.processes, "rate": rate}
 
     def counts(self, batch: Batch, logits: Tensor) -> list[float]:
         """Per task: samples of its own level that are all right, how many there are, and their tokens."""
-        wrong = torch.zeros(len(batch.samples), dtype=torch.long).index_add_(0, batch.owner, (logits.argmax(-1) != batch.wanted).long())
+        wrong = torch.zeros(len(batch.samples), dtype=torch.long).index_add_(
+            0, batch.owner, (logits.argmax(-1) != batch.wanted).long()
+        )
         out = torch.zeros(3, len(TASKS))
         order = {task: index for index, task in enumerate(TASKS)}
         for sample, errors in zip(batch.samples, wrong.tolist(), strict=True):
@@ -199,15 +228,21 @@ class Trainer:
             if self.step % LOG_STEPS == 0:
                 now = time.monotonic()
                 accuracy = {task: round(self.curriculum.accuracy(task), 2) for task in self.curriculum.shares()}
-                self.log(loss=round(numbers["loss"], 4), uneven=round(numbers["uneven"], 3), rate=round(numbers["rate"], 3),
-                         tokens_s=round(tokens / (now - logged)), used_s=round(self.used), accuracy=accuracy,
-                         level={task: self.curriculum.level[task] for task in accuracy})
+                self.log(
+                    loss=round(numbers["loss"], 4),
+                    uneven=round(numbers["uneven"], 3),
+                    rate=round(numbers["rate"], 3),
+                    tokens_s=round(tokens / (now - logged)),
+                    used_s=round(self.used),
+                    accuracy=accuracy,
+                    level={task: self.curriculum.level[task] for task in accuracy},
+                )
                 self.show(numbers["loss"], tokens / (now - logged), accuracy)
                 logged, tokens = now, 0.0
             # The time is the same number everywhere, so all processes decide alike.
             if self.fraction() - self.evaluated >= EVALUATE_SHARE and self.args.evaluate:
                 self.evaluated = self.fraction()
-                self.evaluate(16)
+                self.evaluate(12)
             if time.monotonic() - saved > SAVE_S and self.rank == 0:
                 self.save()
                 saved = time.monotonic()
@@ -221,11 +256,12 @@ class Trainer:
         left = (1 - done) / done * self.used / self.processes / 60 if done else 0.0
         bar = "#" * round(30 * done) + "." * (30 - round(30 * done))
         text = " ".join(f"{task}{self.curriculum.level[task]}:{value:.0%}" for task, value in accuracy.items())
-        print(f"[{bar}] {done:6.1%} step {self.step} loss {loss:.3f} {speed:,.0f} tokens/s, {left:.0f} min of each core left  {text}", flush=True)
+        speeds = f"{speed:,.0f} tokens/s, {left:.0f} min of each core left"
+        print(f"[{bar}] {done:6.1%} step {self.step} loss {loss:.3f} {speeds}  {text}", flush=True)
 
     @torch.no_grad()
     def evaluate(self, count: int) -> None:
-        """Held-out samples, all answer tokens by argmax. The first process does it; the others wait at the next step."""
+        """Held-out samples, all answer tokens by argmax. One process does it; the others wait at the next step."""
         if self.rank:
             return
         results = evaluation.held_out(self, count)
@@ -235,16 +271,21 @@ class Trainer:
 def worker(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     if args.processes > 1:
-        dist.init_process_group("gloo", init_method=f"file://{args.run / 'meeting'}", rank=args.rank, world_size=args.processes)
+        meeting = f"file://{(args.run / 'meeting').absolute()}"
+        # On a busy machine one process may wait long for the other to compile or to judge.
+        dist.init_process_group("gloo", init_method=meeting, rank=args.rank, world_size=args.processes,
+                                timeout=datetime.timedelta(hours=6))
     trainer = Trainer(args)
 
     def tell(*_: Any) -> None:
         trainer.told = True
+
     signal.signal(signal.SIGTERM, tell)
     signal.signal(signal.SIGINT, tell)
     trainer.train()
     if args.rank == 0 and trainer.fraction() >= 1:
         from export import export
+
         trainer.log(held_out=evaluation.held_out(trainer, 48), used_s=round(trainer.used))
         export(trainer.p, trainer.config, args.run / "tokenizer", args.run / "checkpoint")
         print(f"done: {args.run / 'checkpoint'}", flush=True)
@@ -259,16 +300,25 @@ def launch(args: argparse.Namespace) -> int:
     args.run.mkdir(parents=True, exist_ok=True)
     (args.run / "meeting").unlink(missing_ok=True)
     if not (args.run / "tokenizer/tokenizer_config.json").exists():
-        subprocess.run([sys.executable, str(Path(__file__).with_name("tokens.py")), str(args.run / "tokenizer")], check=True)
+        subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("tokens.py")), str(args.run / "tokenizer")], check=True
+        )
     # Memory of a step is kept for the next: otherwise the system zeroes it again and again.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-                   "MALLOC_TOP_PAD_": str(64 << 20), "TORCHINDUCTOR_CACHE_DIR": str(args.run / "compiled")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+        "TORCHINDUCTOR_CACHE_DIR": str(args.run / "compiled"),
+    }
     commands = [[sys.executable, __file__, *sys.argv[1:], "--rank", str(rank)] for rank in range(args.processes)]
     children = [subprocess.Popen(command, env=environment) for command in commands]
 
     def stop(*_: Any) -> None:
         for child in children:
             child.terminate()
+
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     while any(child.poll() is None for child in children):
@@ -281,7 +331,12 @@ def launch(args: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--minutes", type=float, default=480, help="processor time of all processes; default %(default)s: 4 hours of 2 cores")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=480,
+        help="processor time of all processes; default %(default)s: 4 hours of 2 cores",
+    )
     parser.add_argument("--steps", type=int, default=0, help="end after so many steps instead")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rows", type=int, default=ROWS, help="of each process")

@@ -1,4 +1,7 @@
 """The material of the generator, and random strings. All of it was written for this program."""
+
+# Lists of words and sentences read better in one piece.
+# ruff: noqa: E501, SIM905
 from __future__ import annotations
 
 import random
@@ -8,7 +11,9 @@ Wendy Xavier Yara Zoe Alice Bob Carol Dan Eve Frank Gina Hugo Ida Jonas Karin La
 ZH_NAMES = "小明 小红 小李 小王 小张 小刚 小芳 小美 小龙 小雪 王伟 李娜 张丽 刘洋 陈静 杨帆 赵磊 黄敏 周杰 吴昊".split()
 CITIES = """Paris London Berlin Madrid Rome Vienna Oslo Lisbon Dublin Prague Tokyo Osaka Kyoto Seoul Shanghai Shenzhen Guangzhou Delhi
 Mumbai Cairo Nairobi Lagos Sydney Toronto Boston Chicago Denver Lima Quito Bogota Athens Warsaw Zurich Geneva Milan Turin""".split()
-ZH_CITIES = "上海 广州 深圳 杭州 南京 成都 武汉 西安 重庆 天津 苏州 青岛 大连 厦门 长沙 昆明 东京 巴黎 伦敦 柏林".split()
+ZH_CITIES = (
+    "上海 广州 深圳 杭州 南京 成都 武汉 西安 重庆 天津 苏州 青岛 大连 厦门 长沙 昆明 东京 巴黎 伦敦 柏林".split()
+)
 COLOURS = "red green blue yellow orange purple black white gray brown pink cyan".split()
 ZH_COLOURS = dict(zip(COLOURS, "红色 绿色 蓝色 黄色 橙色 紫色 黑色 白色 灰色 棕色 粉色 青色".split(), strict=True))
 THINGS = """apple lamp chair river stone cloud bridge garden window letter candle basket hammer pencil mirror blanket bottle ladder
@@ -25,12 +30,25 @@ ZH_WORDS = """苹果 桌子 河流 石头 白云 大桥 花园 窗户 信件 蜡
 请坐 开始 结束 成功 失败 快乐 健康 平安 希望 梦想 自由 和平 友谊 勇气 智慧 力量""".split()
 JA_WORDS = """こんばんは ありがとう さようなら おはよう すみません はじめまして さくら ひらがな カタカナ テスト ねこ いぬ とり さかな やま かわ うみ そら
 ほし つき はな 東京 大阪 京都 日本 日本語 学生 先生 電車 時間 世界 コーヒー ラーメン すし てんぷら ありがとうございます お元気ですか また明日""".split()
-EMOJI = [chr(code) for first, last in ((0x1F300, 0x1F320), (0x1F330, 0x1F393), (0x1F3A0, 0x1F3C4), (0x1F400, 0x1F43E),
-                                       (0x1F600, 0x1F64F), (0x1F680, 0x1F6C0), (0x1F910, 0x1F93A), (0x1F950, 0x1F96B))
-         for code in range(first, last)] + list("✨⭐⚡☀☁☔⛄✅❌❤☕⚽✈⏰♻⚠")
+EMOJI = [
+    chr(code)
+    for first, last in (
+        (0x1F300, 0x1F320),
+        (0x1F330, 0x1F393),
+        (0x1F3A0, 0x1F3C4),
+        (0x1F400, 0x1F43E),
+        (0x1F600, 0x1F64F),
+        (0x1F680, 0x1F6C0),
+        (0x1F910, 0x1F93A),
+        (0x1F950, 0x1F96B),
+    )
+    for code in range(first, last)
+] + list("✨⭐⚡☀☁☔⛄✅❌❤☕⚽✈⏰♻⚠")
 LABELS = """Text Note Code Title Line Message Label Name Emoji Test Sample Item Word Data Value Phrase Mixed Status Result""".split()
 ZH_LABELS = "文字 标题 内容 消息 短语 句子 名称 备注 提示 测试 中文 词语".split()
-SYLLABLES = [c + v for c in "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr pl sh sp st th tr".split() for v in "aeiou"]
+SYLLABLES = [
+    c + v for c in "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr pl sh sp st th tr".split() for v in "aeiou"
+]
 ENDS = ["", "", "", "n", "r", "s", "t", "l", "m", "nd", "st", "ck", "x", "ng"]
 LOWER = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = "0123456789"
@@ -39,7 +57,7 @@ DIGITS = "0123456789"
 def number(rng: random.Random, most: int = 6) -> str:
     """1 to `most` digits, short ones as often as long ones."""
     count = rng.randint(1, most)
-    return str(rng.randrange(10**(count - 1) if count > 1 else 0, 10**count))
+    return str(rng.randrange(10 ** (count - 1) if count > 1 else 0, 10**count))
 
 
 def nonsense(rng: random.Random) -> str:
@@ -51,8 +69,11 @@ def nonsense(rng: random.Random) -> str:
 
 def word(rng: random.Random) -> str:
     """A known or a nonsense word, in any case."""
-    text = rng.choice(rng.choice((NAMES, CITIES, COLOURS, THINGS, ANIMALS, ADJECTIVES, PLACES, VERBS))) \
-        if rng.random() < 0.5 else nonsense(rng)
+    text = (
+        rng.choice(rng.choice((NAMES, CITIES, COLOURS, THINGS, ANIMALS, ADJECTIVES, PLACES, VERBS)))
+        if rng.random() < 0.5
+        else nonsense(rng)
+    )
     form = rng.random()
     return text.lower() if form < 0.6 else text.capitalize() if form < 0.85 else text.upper()
 
@@ -70,14 +91,25 @@ def code(rng: random.Random) -> str:
     if kind == 4:
         return "".join(rng.choice(LOWER.upper() + DIGITS) for _ in range(rng.randint(3, 8)))
     if kind == 5:
-        return "".join(rng.choice(LOWER.upper()) for _ in range(rng.randint(1, 4))) + rng.choice(("-", "")) + number(rng, 4)
+        return (
+            "".join(rng.choice(LOWER.upper()) for _ in range(rng.randint(1, 4)))
+            + rng.choice(("-", ""))
+            + number(rng, 4)
+        )
     if kind == 6:
         return word(rng).lower() + "".join(word(rng).capitalize() for _ in range(rng.randint(1, 2)))
     if kind == 7:
-        return "v" + ".".join(number(rng, 2) for _ in range(3)) if rng.random() < 0.5 else \
-            "#" + "".join(rng.choice("abcdef" + DIGITS) for _ in range(6))
+        return (
+            "v" + ".".join(number(rng, 2) for _ in range(3))
+            if rng.random() < 0.5
+            else "#" + "".join(rng.choice("abcdef" + DIGITS) for _ in range(6))
+        )
     if kind == 8:
-        return "/".join(word(rng).lower() for _ in range(rng.randint(1, 2))) + "." + rng.choice(("txt", "py", "json", "md", "csv"))
+        return (
+            "/".join(word(rng).lower() for _ in range(rng.randint(1, 2)))
+            + "."
+            + rng.choice(("txt", "py", "json", "md", "csv"))
+        )
     return "-".join("".join(rng.choice(LOWER + DIGITS) for _ in range(4)) for _ in range(rng.randint(2, 3)))
 
 
@@ -106,8 +138,15 @@ def emoji(rng: random.Random) -> str:
 def unit(rng: random.Random) -> str:
     """One word, number or code of a text to copy."""
     kind = rng.random()
-    return word(rng) if kind < 0.5 else code(rng) if kind < 0.75 else number(rng) if kind < 0.85 else \
-        word(rng) + rng.choice(",.!?:;")
+    return (
+        word(rng)
+        if kind < 0.5
+        else code(rng)
+        if kind < 0.75
+        else number(rng)
+        if kind < 0.85
+        else word(rng) + rng.choice(",.!?:;")
+    )
 
 
 def payload(rng: random.Random, script: str, most: int) -> str:
@@ -120,7 +159,9 @@ def payload(rng: random.Random, script: str, most: int) -> str:
     elif script == "chinese":
         text = "".join(hanzi(rng) + (rng.choice("，。！？、：") if rng.random() < 0.2 else "") for _ in range(count))
     elif script == "japanese":
-        text = "".join(kana(rng) + (rng.choice("、。！？") if rng.random() < 0.2 else "") for _ in range(max(1, count // 2)))
+        text = "".join(
+            kana(rng) + (rng.choice("、。！？") if rng.random() < 0.2 else "") for _ in range(max(1, count // 2))
+        )
     elif script == "emoji":
         text = "".join(emoji(rng) + (" " if rng.random() < 0.1 else "") for _ in range(count))
     else:
