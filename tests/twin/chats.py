@@ -125,8 +125,8 @@ Reminder:
 - Required parameters MUST be specified
 - You may provide optional reasoning for your function call in natural language BEFORE the function call, but NOT \
 after
-- If there is no function call available, answer the question like normal with your current knowledge and do not tell the \
-user about function calls
+- If there is no function call available, answer the question like normal with your current knowledge and do not tell \
+the user about function calls
 </IMPORTANT>"""
 
 
