@@ -2,10 +2,10 @@
 
     python tests/twin/train.py RUN [--minutes 480] [--processes 2]
 
-RUN gets the tokenizer, state.pt (every five minutes), log.jsonl and, at the end, checkpoint/. `--minutes` are minutes of
-processor time, of all processes together: what they used is counted, not what passed, so that a busy machine costs
-time but no training. Batches depend on seed, step and process only. The last part trains the multi-token-prediction head,
-with the rest frozen.
+RUN gets the tokenizer, state.pt (every five minutes), log.jsonl and, at the end, checkpoint/. `--minutes` are minutes
+of processor time, of all processes together: what they used is counted, not what passed, so that a busy machine costs
+time but no training. Batches depend on seed, step and process only. The last part trains the multi-token-prediction
+head, with the rest frozen.
 """
 
 from __future__ import annotations
