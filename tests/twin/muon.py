@@ -32,7 +32,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
     for _ in range(steps):
         square = x @ x.mT
-        x = a * x + (b * square + c * (square @ square)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if turned else x).float()
 
 

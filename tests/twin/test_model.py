@@ -47,7 +47,7 @@ def reference(config: dict, parameters: dict[str, torch.Tensor]) -> torch.nn.Mod
 
 
 def test_packed_rows_give_the_logits_of_separate_chats(config, parameters, reference):
-    lengths = (5, 1, 70, 2, 50)
+    lengths = (5, 1, 70, 2, 50, 300)
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(0, VOCABULARY - 40, (1, sum(lengths)), generator=generator)
     chats = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])[None]
@@ -80,14 +80,14 @@ def test_gradients_of_the_delta_rule():
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    q, k, v = random(2, 37, 2, 32) * 0.2, random(2, 37, 2, 32) * 0.2, random(2, 37, 4, 32)
+    q, k, v = random(2, 37, 2, 64) * 0.2, random(2, 37, 2, 64) * 0.2, random(2, 37, 4, 64)
     g, beta = -random(2, 37, 4).abs(), random(2, 37, 4).sigmoid()
     fresh = torch.rand(2, 37, generator=generator) < 0.1
     inputs = [x.requires_grad_() for x in (q, k, v, g, beta)]
-    weight = random(2, 37, 4, 32)
+    weight = random(2, 37, 4, 64)
     out, _ = delta_rule(*inputs, fresh)
     ours = torch.autograd.grad((out * weight).sum(), inputs)
-    again, states = [], torch.zeros(2, 4, 32, 32)
+    again, states = [], torch.zeros(2, 4, 64, 64)
     for t in range(37):
         keys, queries = (x[:, t].repeat_interleave(2, 1) for x in (k, q))
         states = states * (g[:, t].exp() * ~fresh[:, t, None])[..., None, None]

@@ -39,7 +39,7 @@ ROWS, LENGTH = 2, 1024
 MUON_RATE, ADAM_RATE, WARM_STEPS = 0.02, 2e-3, 50
 # Shares of the budget: where the rates begin to fall, and where the trunk is finished and the head's turn comes.
 DECAY_FROM, TRUNK_END = 0.62, 0.93
-UNEVEN = 0.003
+UNEVEN = 0.01
 SAVE_S, LOG_STEPS, EVALUATE_SHARE = 300, 20, 0.06
 
 
@@ -160,7 +160,7 @@ class Trainer:
             names,
             [
                 loss.item(),
-                float(uneven),
+                float(uneven.detach()),
                 float((batch.chats >= 0).sum()),
                 time.process_time() - self.started,
                 float(self.told),
