@@ -4,6 +4,7 @@ prompts of our own where only their task is known."""
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +111,12 @@ def _hello() -> tuple[Request, ...]:
     return ask(user("Say hello in exactly one word."), False, temperature=0, seed=42) * 2
 
 
-FOUR = {(0, 0): (255, 0, 0), (1, 0): (0, 255, 0), (0, 1): (0, 0, 255), (1, 1): (255, 255, 0)}
+@functools.cache
+def quadrants() -> str:
+    """A large picture of four colours."""
+    return picture(4096, {(0, 0): (255, 0, 0), (1, 0): (0, 255, 0), (0, 1): (0, 0, 255), (1, 1): (255, 255, 0)})
+
+
 SYSTEM = [{"role": "system", "content": "Always reply exactly: _SYSTEM_CONTROL"}, *user("anything")]
 TURNS = [*user("The secret word is BLUE_42. Remember it."), {"role": "assistant", "content": "I will remember it."},
          *user("What is the secret word?")]
@@ -174,7 +180,7 @@ QUESTIONS: dict[str, Callable[[], tuple[Request, ...]]] = {
     "t12_japanese": lambda: _repeat("日本語: こんにちは"),
     "t12_emoji": lambda: _repeat("Emoji: 🎉🚀✨🇨🇳"),
     "t13_multimodal_base64": lambda: ask(
-        shown("This picture has four quadrants. Name the colour of each one in English.", picture(4096, FOUR)), False,
+        shown("This picture has four quadrants. Name the colour of each one in English.", quadrants()), False,
         **EXACT),
     "t14_empty_body": lambda: (Request({}), ),
     "t15_idempotency_seed": _hello,

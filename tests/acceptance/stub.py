@@ -78,7 +78,8 @@ def served(answer: Answerer) -> Iterator[str]:
             length = int(self.headers.get("content-length") or 0)
             body = json.loads(self.rfile.read(length)) if length else {}
             reply = answer(Asked(self.path, {name.lower(): value for name, value in self.headers.items()}, body))
-            time.sleep(reply.after)
+            if reply.after:
+                time.sleep(reply.after)
             if not reply.status:
                 self.close_connection = True
                 return

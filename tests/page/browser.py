@@ -131,13 +131,15 @@ class Page(_Connection):
 
     def hear(self, told: dict[str, Any]) -> None:
         params = told.get("params", {})
-        if told["method"] == "Runtime.exceptionThrown":
+        # Without one it is the answer to what was sent below.
+        method = told.get("method")
+        if method == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"])[:600])
-        elif told["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             # A refused request is told of by the page itself.
             if params["entry"]["source"] != "network":
                 self.errors.append(params["entry"]["text"])
-        elif told["method"] == "Page.javascriptDialogOpening":
+        elif method == "Page.javascriptDialogOpening":
             self.said.append(params["message"])
             self._socket.send(json.dumps({"id": 10**6 + len(self.said), "method": "Page.handleJavaScriptDialog",
                                           "params": {"accept": True}}))
@@ -161,7 +163,7 @@ class Page(_Connection):
     def until(self, expression: str, seconds: float = _WAIT_S) -> None:
         """Waits until the expression is true."""
         deadline = time.monotonic() + seconds
-        while not self.js(expression):
+        while not self.js(f"!!({expression})"):
             assert time.monotonic() < deadline, f"not within {seconds} s: {expression}\n{self.text('body')}"
             time.sleep(0.02)
 
