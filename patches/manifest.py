@@ -308,8 +308,10 @@ CORE: tuple[Overlay, ...] = (
         target="engine/multiprocessing/engine.py",
         symbols=("MQLLMEngine", "MQLLMEngine.__init__", "MQLLMEngine.engine_step", "MQLLMEngine._send_outputs", "run_mp_engine",
                  "engine/multiprocessing/__init__.py:RPCError", "utils.py:weak_bind", "MQLLMEngine._heartbeat",
-                 "MQLLMEngine.handle_new_input", "MQLLMEngine._handle_abort_request"),
-        reason="The same for the engine in a process of its own; and what it cannot be started with is one line and exit status 1, not a "
+                 "MQLLMEngine.handle_new_input", "MQLLMEngine._handle_abort_request",
+                 "MQLLMEngine.run_startup_loop", "MQLLMEngine.cleanup", "engine/multiprocessing/__init__.py:RPCStartupResponse"),
+        reason="The same for the engine in a process of its own, which tells everybody who asks that it is up (stock answers once, and a "
+               "server whose question had timed out waits for ever); and what it cannot be started with is one line and exit status 1, not a "
                "stack trace.",
         upstream="Not for upstream: vLLM V1 ends the engine too.",
         remove_when="the pin's MQLLMEngine answers after a step that raised",

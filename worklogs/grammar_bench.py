@@ -5,26 +5,23 @@
     python worklogs/grammar_bench.py --no-server        # masks only
 
 * mask: what a step does for one row, `Follower.follow` (the last token) to `Follower.finish`, for every token of texts
-  that the tokenizer cut; first the text behind a freshly compiled grammar (cold), then once more (warm).
+  that the tokenizer cut; first the text behind a grammar compiled for it alone (cold), then once more (warm).
 * apply: `apply_token_mask` on one row of logits, per dtype.
 * compile: from the text of a grammar to a matcher whose first mask is computed.
 * server: a request over HTTP to the demo server, thinking off, one token long, with a schema that it has never seen,
   then the same again; in turn with requests without a schema.
 
-One run is one record in remote_results/. It says at the end which of the limits were kept:
-mask (cold) median <= 100 us for JSON schemas and <= 300 us for regular expressions, apply <= 300 us a row (float32),
-first request at most 50 ms (median) slower than the next.
+One run is one record in remote_results/, which `worklogs/ledger.py` shows as its table `grammar`. It says at the end
+which of the limits were kept: mask (cold) median <= 100 us for JSON schemas and <= 300 us for regular expressions,
+apply <= 300 us a row (float32), first request at most 50 ms (median) slower than the next. Exit status 1: one was not.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import hashlib
+import gc
 import json
 import os
-import platform
-import re
 import socket
 import statistics
 import subprocess
@@ -37,8 +34,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-END_OF_TURN, END_OF_TEXT, VOCABULARY = 248046, 248044, 248320
+sys.path[:0] = [str(ROOT), str(ROOT / "worklogs")]
+import bench_record  # noqa: E402
+
+MASK_LIMITS_US = {"json": 100, "regex": 300}
+APPLY_LIMIT_US, FIRST_LIMIT_MS = 300, 50
+# Compiled first, so that the threads are there.
+WARM_UP = 'start: "x"'
 PROSE = ("The quick brown fox jumps over the lazy dog, and nobody minds. Prices rose by 3.5 % in 2025; experts "
          "disagree. 敏捷的棕色狐狸跳过了懒狗。Це речення українською. ") * 3
 CODE = 'def area(radius: float) -> float:\n    """Of a circle."""\n    return 3.14159 * radius ** 2  # "pi"\n' * 6
@@ -109,8 +111,8 @@ TOOLS = [("get_weather", record(["city"], city=STRING, days={**INTEGER, "minimum
           [("query", PROSE[:80]), ("filters", '{"year": 2025}')])]
 
 
-def cases() -> Iterator[tuple[str, str, str, str]]:
-    """Yields (kind, name, grammar, a text that it admits)."""
+def cases(opens: int, closes: int) -> Iterator[tuple[str, str, str, str]]:
+    """Yields (kind, name, grammar, a text that it admits). opens, closes: the tokens around a call."""
     from vllm.overlay.grammar.calls import Tool, calls_rules
     from vllm.overlay.grammar.source import alone, json_part, regex_part
 
@@ -120,7 +122,7 @@ def cases() -> Iterator[tuple[str, str, str, str]]:
     for name, (expression, text) in EXPRESSIONS.items():
         yield "regex", name, alone(regex_part(expression)), text
     tools = [Tool(name, schema) for name, schema, _ in TOOLS]
-    rules, _ = calls_rules(tools, [tool.name for tool in tools], opens=248058, closes=248059, one=False)
+    rules, _ = calls_rules(tools, [tool.name for tool in tools], opens=opens, closes=closes, one=False)
     for name, _, arguments in TOOLS:
         inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
         yield "calls", name, alone({"lark_grammar": f"start: calls\n{rules}"}), (
@@ -131,26 +133,37 @@ def micros(seconds: float) -> int:
     return round(1e6 * seconds)
 
 
+def cases_of(tokenizer: Any) -> list[tuple[str, str, str, str]]:
+    """The cases with this tokenizer's own control tokens."""
+    opens, closes = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    return list(cases(opens, closes))
+
+
 def measure_masks(tokenizer: Any, vocabulary: Any) -> list[dict[str, Any]]:
     """One row per case: times in microseconds, of every token in order, the last one that of the end."""
     import numpy as np
+    from llguidance import LLExecutor
 
     from vllm.overlay.grammar.compiler import Compiler
     from vllm.overlay.grammar.constraint import Constraint
     from vllm.overlay.grammar.follower import Follower
 
     compiler = Compiler(lambda: vocabulary)
-    executor = __import__("llguidance").LLExecutor()
-    masks = np.empty((1, VOCABULARY // 32), np.uint32)
+    compiler.compiled(WARM_UP).result()
+    executor = LLExecutor()
+    masks = np.empty((1, -(-vocabulary.vocab_size // 32)), np.uint32)
+    end, *_ = vocabulary.eos_tokens
     rows = []
-    for kind, name, grammar, text in cases():
+    for kind, name, grammar, text in cases_of(tokenizer):
+        # Two texts of one grammar must not help each other.
+        compiler.forget(grammar)
         began = time.perf_counter()
         template = compiler.compiled(grammar).result()
         compiled = time.perf_counter() - began
         tokens = tokenizer(text, add_special_tokens=False).input_ids
         times: dict[str, list[int]] = {"cold_us": [], "warm_us": []}
         for which in times:
-            follower = Follower(Constraint(grammar), template.copy(), ends=(END_OF_TURN, ))
+            follower = Follower(Constraint(grammar), template.copy(), ends=(end, ))
             for length in range(len(tokens) + 1):
                 known = tokens[:length]
                 began = time.perf_counter()
@@ -158,7 +171,7 @@ def measure_masks(tokenizer: Any, vocabulary: Any) -> list[dict[str, Any]]:
                 executor.unsafe_compute_mask_ptr([(follower.matcher, 0)], masks.ctypes.data, masks.nbytes, 1)
                 allowed = follower.finish(masks[0])
                 times[which].append(micros(time.perf_counter() - began))
-                token = tokens[length] if length < len(tokens) else END_OF_TURN
+                token = tokens[length] if length < len(tokens) else end
                 if not allowed or not masks[0, token >> 5] >> (token & 31) & 1:
                     raise SystemExit(f"{kind} {name}: token {length} of the text is not allowed: {follower.failed}")
         rows.append({"kind": kind, "name": name, "tokens": len(tokens), "compile_us": micros(compiled), **times})
@@ -166,19 +179,19 @@ def measure_masks(tokenizer: Any, vocabulary: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_apply(samples: int) -> dict[str, list[int]]:
-    """Times in microseconds of one row, by dtype; the masks of a JSON string and of nearly nothing in turn."""
+def measure_apply(samples: int, size: int) -> dict[str, list[int]]:
+    """Times in microseconds of one row of `size` logits, by dtype; masks of half of the tokens and of none in turn."""
     import torch
 
     from vllm.overlay.kernels.token_mask import apply_token_mask
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    masks = [torch.randint(-2**31, 2**31, (1, VOCABULARY // 32), generator=generator).int(),
-             torch.zeros(1, VOCABULARY // 32, dtype=torch.int32)]
+    masks = [torch.randint(-2**31, 2**31, (1, -(-size // 32)), generator=generator).int(),
+             torch.zeros(1, -(-size // 32), dtype=torch.int32)]
     found = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        logits = torch.randn(1, VOCABULARY, generator=generator).to(dtype)
+        logits = torch.randn(1, size, generator=generator).to(dtype)
         times = []
         for sample in range(samples):
             row = logits.clone()
@@ -225,19 +238,19 @@ def post(base: str, body: dict[str, Any]) -> float:
     return time.perf_counter() - began
 
 
-def measure_server(base: str, samples: int) -> dict[str, list[int]]:
+def measure_requests(base: str, samples: int) -> dict[str, list[int]]:
     """Times in microseconds of requests with a new schema, with the same again, and with none."""
     for _ in range(3):
         post(base, {})
-    found: dict[str, list[int]] = {"first_us": [], "next_us": [], "free_us": []}
+    found: dict[str, list[int]] = {"first": [], "next": [], "free": []}
     names = list(SCHEMAS)
     for sample in range(samples):
         schema, _ = SCHEMAS[names[sample % len(names)]]
         new = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
             **schema, "title": f"never seen before: {time.time_ns()}"}}}}
-        found["first_us"].append(micros(post(base, new)))
-        found["next_us"].append(micros(post(base, new)))
-        found["free_us"].append(micros(post(base, {})))
+        found["first"].append(micros(post(base, new)))
+        found["next"].append(micros(post(base, new)))
+        found["free"].append(micros(post(base, {})))
     return found
 
 
@@ -249,94 +262,104 @@ def summary(times: list[int]) -> dict[str, float]:
 
 
 def summaries(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What was measured, in microseconds, in the ledger's order."""
     found = {}
     for kind in ("json", "regex", "calls"):
         rows = [row for row in result["masks"] if row["kind"] == kind]
-        for which in ("cold_us", "warm_us"):
-            found[f"mask {kind} {which}"] = summary([time for row in rows for time in row[which]])
-        found[f"compile {kind}_us"] = summary([row["compile_us"] for row in rows])
-    found |= {f"apply {dtype}_us": summary(times) for dtype, times in result["apply_us"].items()}
-    return found | {f"server {name}": summary(times) for name, times in result.get("server", {}).items()}
+        for which in ("cold", "warm"):
+            found[f"mask, {kind}, {which}"] = summary([time for row in rows for time in row[f"{which}_us"]])
+    found |= {f"apply, {dtype}, a row": summary(times) for dtype, times in result["apply_us"].items()}
+    for kind in ("json", "regex", "calls"):
+        found[f"compile, {kind}"] = summary([row["compile_us"] for row in result["masks"] if row["kind"] == kind])
+    requests = result.get("requests_us")
+    if requests:
+        found |= {f"request, {which}": summary(requests[which]) for which in ("first", "next", "free")}
+        found["request, first beyond next"] = summary(beyond(requests))
+    return found
+
+
+def beyond(requests: dict[str, list[int]]) -> list[int]:
+    """How much longer the first request of a schema took than the next one, in microseconds."""
+    return [first - following for first, following in zip(requests["first"], requests["next"], strict=True)]
 
 
 def verdicts(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Limit -> what was measured and whether it was kept."""
-    found: dict[str, tuple[float, float]] = {}
-    for kind, limit in (("json", 100), ("regex", 300)):
-        times = [time for row in result["masks"] if row["kind"] == kind for time in row["cold_us"]]
-        found[f"mask median, {kind}, us"] = statistics.median(times), limit
-    found["apply median, float32, us a row"] = statistics.median(result["apply_us"]["float32"]), 300
-    if "server" in result:
-        pairs = zip(result["server"]["first_us"], result["server"]["next_us"], strict=True)
-        found["first request beyond the next, median, ms"] = statistics.median(
-            (first - following) / 1e3 for first, following in pairs), 50
-    return {name: {"measured": round(value, 1), "limit": limit, "kept": value <= limit}
-            for name, (value, limit) in found.items()}
+    """What was measured (the same name as in `summaries`) -> median, limit, whether it was kept; in microseconds."""
+    medians = summaries(result)
+    limits = {**{f"mask, {kind}, cold": limit for kind, limit in MASK_LIMITS_US.items()},
+              "apply, float32, a row": APPLY_LIMIT_US, "request, first beyond next": 1000 * FIRST_LIMIT_MS}
+    return {name: {"median": medians[name]["median"], "limit": limit, "kept": medians[name]["median"] <= limit}
+            for name, limit in limits.items() if name in medians}
 
 
-def manifest() -> str:
-    """The twelve digits of the overlay that is measured."""
+def manifest() -> str | None:
+    """The hash of the overlay that is measured, as its receipt has it."""
     import vllm
 
     receipt = Path(vllm.__file__).parent / "overlay/receipt.json"
-    return json.loads(receipt.read_text())["manifest"][:12] if receipt.exists() else "no receipt"
+    return json.loads(receipt.read_text(encoding="utf-8"))["manifest"] if receipt.exists() else None
 
 
-def main() -> int:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, default=ROOT / ".cache/demo-tokenizer")
     parser.add_argument("--model", type=Path, default=ROOT / ".cache/demo", help="what the server serves")
     parser.add_argument("--no-server", action="store_true")
-    parser.add_argument("--samples", type=int, default=60, help="of the server's and of apply's times")
-    parser.add_argument("--out", type=Path, help="default: remote_results/<time>_grammar-bench.json")
-    args = parser.parse_args()
+    parser.add_argument("--vocab-size", type=int, default=248320, help="width of the logits (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=60,
+                        help="of the requests' and of apply's times (default: %(default)s)")
+    parser.add_argument("--name", default="grammar-bench", help="of the record (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=bench_record.RESULTS, help="folder of the record")
+    options = parser.parse_args(arguments)
+    if options.samples < 3:
+        parser.error(f"--samples {options.samples}: three are the least")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 1 where a limit was not kept."""
+    options = parse(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from transformers import AutoTokenizer
 
     from vllm.overlay.grammar.vocabulary import library, make_vocabulary
     from worklogs import make_demo_checkpoint, make_tokenizer
 
-    if not (args.tokenizer / make_tokenizer.FILES[-1]).exists():
-        make_tokenizer.make(args.tokenizer)
-    if not args.no_server and not (args.model / "config.json").exists():
-        subprocess.run([sys.executable, make_demo_checkpoint.__file__, args.model, "--tokenizer", args.tokenizer],
-                       check=True)
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    if not (options.tokenizer / make_tokenizer.FILES[-1]).exists():
+        make_tokenizer.make(options.tokenizer)
+    if not options.no_server and not (options.model / "config.json").exists():
+        subprocess.run([sys.executable, make_demo_checkpoint.__file__, options.model, "--tokenizer",
+                        options.tokenizer], check=True)
+    started, state = time.perf_counter(), bench_record.commit()
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     began = time.perf_counter()
-    vocabulary = make_vocabulary(tokenizer, VOCABULARY, [END_OF_TURN, END_OF_TEXT])
+    vocabulary = make_vocabulary(tokenizer, options.vocab_size, ends)
     result: dict[str, Any] = {"vocabulary_ms": round(1e3 * (time.perf_counter() - began))}
+    # A collection of all that torch and transformers have made would count as somebody's mask.
+    gc.collect()
+    gc.freeze()
     result["masks"] = measure_masks(tokenizer, vocabulary)
-    result["apply_us"] = measure_apply(args.samples)
-    if not args.no_server:
-        with demo_server(args.model) as base:
-            result["server"] = measure_server(base, args.samples)
-
-    now = datetime.datetime.now(datetime.timezone.utc)
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True).stdout.strip()
-    texts = json.dumps([[name, grammar, text] for _, name, grammar, text in cases()], ensure_ascii=False)
-    whole = {
-        "kind": "grammar-bench", "utc": now.isoformat(timespec="seconds"), "commit": commit + ("+" if dirty else ""),
-        "manifest": manifest(), "library": library(),
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} x {model.group(1) if model else platform.machine()}, Python "
-                   f"{platform.python_version()}, load {os.getloadavg()[0]:.1f}",
-        "cases": hashlib.sha256(texts.encode()).hexdigest()[:16], "vocabulary": VOCABULARY,
-        "limits": verdicts(result),
-        "summary": summaries(result),
-        **result,
-    }
-    path = args.out or ROOT / "remote_results" / f"{now:%Y%m%d-%H%M%S}_grammar-bench.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(whole, ensure_ascii=False) + "\n")
-    for name, numbers in whole["summary"].items():
-        print(f"{name:24s} " + "  ".join(f"{key} {value:g}" for key, value in numbers.items()))
-    for name, verdict in whole["limits"].items():
-        print(f"{'kept' if verdict['kept'] else 'MISSED':6s} {name}: {verdict['measured']:g} "
+    result["apply_us"] = measure_apply(options.samples, options.vocab_size)
+    if not options.no_server:
+        with demo_server(options.model) as base:
+            result["requests_us"] = measure_requests(base, options.samples)
+    found, limits = summaries(result), verdicts(result)
+    words = ["grammar_bench.py", *(sys.argv[1:] if arguments is None else arguments)]
+    path = bench_record.keep(options.name, {
+        "kind": "grammar-bench", "server": "ours", **state, "manifest": manifest(), "library": library(),
+        "machine": bench_record.machine(), "load": round(os.getloadavg()[0], 1),
+        "command": bench_record.without_paths(words), "cases": bench_record.digest(cases_of(tokenizer)),
+        "vocabulary": options.vocab_size, "seconds": round(time.perf_counter() - started, 1), "limits": limits,
+        "summary": found, **result}, options.out)
+    for name, numbers in found.items():
+        print(f"{name:26s} " + "  ".join(f"{key} {value:g}" for key, value in numbers.items()))
+    for name, verdict in limits.items():
+        print(f"{'kept' if verdict['kept'] else 'MISSED':6s} {name}: median {verdict['median']:g} us "
               f"(limit {verdict['limit']})")
-    print(f"kept in {path}")
-    return 0 if all(verdict["kept"] for verdict in whole["limits"].values()) else 1
+    print(f"kept as {path.name}")
+    return 0 if all(verdict["kept"] for verdict in limits.values()) else 1
 
 
 if __name__ == "__main__":

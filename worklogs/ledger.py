@@ -12,12 +12,15 @@ and names its kind and its records. Everything else in the ledger is written by 
 was measured is never rewritten, a newer run is a new entry.
 
 Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), warm (its times), cache-sim (what
-cache_sim.py --keep kept, one row per outcome).
+cache_sim.py --keep kept, one row per outcome), grammar (what grammar_bench.py keeps, one column per record),
+agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (what tests/conformance/run.py --keep
+kept, one column per server).
 """
 import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +109,84 @@ def cache_sim(records: list[Record]) -> str:
                  "no state, M", "taken", "to host, GiB", "from host, GiB"], rows)
 
 
-KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim}
+def grammar(records: list[Record]) -> str:
+    """Medians in microseconds beside their limits, with the spread behind them."""
+    names = list(dict.fromkeys(name for record in records for name in record["summary"]))
+    limits = {name: found["limit"] for record in records for name, found in record["limits"].items()}
+
+    def cell(record: Record, name: str) -> str:
+        if name not in record["summary"]:
+            return "not run"
+        found, judged = record["summary"][name], record["limits"].get(name)
+        text = f"{found['median']:g} (p90 {found['p90']}, p99 {found['p99']}, most {found['max']}; {found['count']})"
+        return text + ("" if judged is None else ", kept" if judged["kept"] else ", not kept")
+
+    return grid(["median, us", "limit", *map(column, records)],
+                [[name, str(limits.get(name, "")), *(cell(record, name) for record in records)] for name in names])
+
+
+def agent_roundtrip(records: list[Record]) -> str:
+    """One row per run of an agent."""
+    rows = []
+    for record in records:
+        for run in record["runs"]:
+            requests = run["requests"]
+            statuses = Counter(request["status"] for request in requests)
+            rows.append([f"{run['agent']} {record['packages'][run['agent']]['version']}", run["api"],
+                         f"{run['task']}: `{run['tool']}`",
+                         f"{len(requests)} ({', '.join(f'{count} x {status}' for status, count in statuses.items())})",
+                         str(sum(request["stream"] for request in requests)),
+                         ", ".join(dict.fromkeys(request["path"] for request in requests)),
+                         run["outcome"] if run["outcome"] == "ok" else "; ".join(run["outcome"])])
+    return grid(["agent", "API", "its tool", "requests", "streamed", "paths", "round trip"], rows)
+
+
+def conformance(records: list[Record]) -> str:
+    """Per group of checks, how many each server passes; then what it fails, by kind of failure."""
+    groups = list(dict.fromkeys(_group(check["id"]) for record in records for check in record["checks"]))
+
+    def cell(record: Record, group: str) -> str:
+        verdicts = Counter(check["verdict"] for check in record["checks"] if _group(check["id"]) == group)
+        if not verdicts:
+            return "not run"
+        skipped = verdicts.pop("skipped", 0)
+        return f"{verdicts['ok']} of {verdicts.total()}" + (f", {skipped} skipped" if skipped else "")
+
+    rows = []
+    for record in records:
+        kinds: dict[str, list[str]] = {}
+        for check in record["checks"]:
+            if check["verdict"] == "failed":
+                kinds.setdefault(failure(check["why"]), []).append(check["id"])
+        rows += [[column(record), kind, str(len(ids)), _names(ids)]
+                 for kind, ids in sorted(kinds.items(), key=lambda item: -len(item[1]))]
+    return grid(["passed", *map(column, records)],
+                [[group, *(cell(record, group) for record in records)] for group in groups]) + (
+        "\n" + grid(["server", "failure", "checks", "which"], rows) if rows else "")
+
+
+def failure(why: str) -> str:
+    """Kind of a check's failure: what the message says before it shows what was got."""
+    refused = re.match(r"refused: (\d+)", why)
+    return f"refused with {refused[1]}" if refused else re.split(r"[:\[{\n]| '| \d", why, maxsplit=1)[0].strip()[:80]
+
+
+def _group(check: str) -> str:
+    """`platform`, `history`, or a client."""
+    first, second, *_ = check.split("/")
+    return second if first == "clients" else first
+
+
+def _names(ids: list[str]) -> str:
+    """Checks by name, requests of clients by number."""
+    clients = Counter(_group(check) for check in ids if check.startswith("clients/"))
+    return ", ".join([*(f"`{check}`" for check in ids if not check.startswith("clients/")),
+                      *(f"{client} {count}" for client, count in clients.items())])
+
+
+KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim,
+                                                   "grammar": grammar, "agent-roundtrip": agent_roundtrip,
+                                                   "conformance": conformance}
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:

@@ -12,8 +12,9 @@ from tests.conformance.checks import Check, Skipped, expect
 from tests.conformance.forms import check_answer, check_error, thought_of
 from tests.conformance.target import CHAT, Answer, Streamed, Target
 
-# Random weights now and then end a thought or an answer before it has begun; greedily they say the same always.
-STEADY = {"temperature": 0}
+# Random weights now and then end a thought or an answer before it has begun, and greedily go round in circles; with a
+# seed they say the same always.
+STEADY = {"temperature": 1.0, "seed": 1}
 
 
 def asked(target: Target, messages: Any, **body: Any) -> dict[str, Any]:
@@ -56,9 +57,9 @@ def content_of(got: Mapping[str, Any]) -> str:
     return (message_of(got)[0].get("content") or "").rpartition("</think>")[2]
 
 
-def _served(name: str) -> Callable[[Target], None]:
+def _served(name: str, **more: Any) -> Callable[[Target], None]:
     def run(target: Target) -> None:
-        answer(target, name)
+        answer(target, name, **more)
     return run
 
 
@@ -194,6 +195,7 @@ def truncation(target: Target) -> None:
 _OWN: dict[str, Callable[[Target], None]] = {
     "d01_basic_nostream": d01,
     "d02_stream_usage": _stream("d02_stream_usage"),
+    "d04_reasoning": _served("d04_reasoning", **STEADY),
     "d06_cache_hit": _cached(2400),
     "d07_reasoning_plus_content": d07,
     "d08_image_url_blocked": d08,

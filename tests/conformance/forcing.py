@@ -18,10 +18,14 @@ from typing import Any
 from tests.helpers.forced import forced
 
 HEADER = "x-forced-output"
+SHORT = "x-short-output"
 PREFIX = "/forced/"
 RESULT = "$RESULT"
 _OWN_GRAMMAR = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_ABSENT: tuple[Any, ...] = (None, "", [], {})
+# What a generated request may ask for at most: (fields, what stays of it, up to which value it is valid).
+_SHORT = ((("min_tokens", *_LIMITS), 4, 2**18), (("n", "best_of"), 2, 1024))
 Message = MutableMapping[str, Any]
 
 
@@ -99,8 +103,28 @@ def _text(content: Any) -> str:
     return content or ""
 
 
+def _planned(coded: str, path: str, content: bytes) -> bytes:
+    plan = Plan(**json.loads(base64.urlsafe_b64decode(coded)))
+    return json.dumps(plan.changed(path, json.loads(content))).encode()
+
+
+def shortened(path: str, content: bytes) -> bytes:
+    """The body of a request that nobody wrote by hand, with little to generate; what is not valid stays so."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    if not isinstance(body, dict):
+        return content
+    for names, most, valid in _SHORT:
+        body.update({name: most for name in names if type(body.get(name)) is int and most < body[name] <= valid})
+    if all(body.get(name) in _ABSENT for name in _LIMITS) and not path.startswith("/v1/messages"):
+        body["max_output_tokens" if path.startswith("/v1/responses") else "max_tokens"] = _SHORT[0][1]
+    return json.dumps(body).encode()
+
+
 class Forcing:
-    """ASGI middleware."""
+    """ASGI middleware. Header SHORT: as `shortened`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
@@ -108,15 +132,15 @@ class Forcing:
     async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]],
                        send: Callable[[Message], Awaitable[None]]) -> None:
         """Passes everything on; the body of a request that comes with a plan, changed."""
-        path, coded = scope.get("path", ""), dict(scope.get("headers", ())).get(HEADER.encode(), b"").decode()
+        path, held = scope.get("path", ""), dict(scope.get("headers", ()))
+        coded, short = held.get(HEADER.encode(), b"").decode(), SHORT.encode() in held
         if path.startswith(PREFIX):
             coded, _, rest = path.removeprefix(PREFIX).partition("/")
             path = f"/{rest}"
             scope = {**scope, "path": path, "raw_path": path.encode()}
-        if not coded or scope.get("method") != "POST":
+        if not (coded or short) or scope.get("method") != "POST":
             await self._app(scope, receive, send)
             return
-        plan = Plan(**json.loads(base64.urlsafe_b64decode(coded)))
         parts, more = [], True
         while more:
             message = await receive()
@@ -124,7 +148,7 @@ class Forcing:
                 return
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
-        body = json.dumps(plan.changed(path, json.loads(b"".join(parts)))).encode()
+        body = shortened(path, b"".join(parts)) if short else _planned(coded, path, b"".join(parts))
         headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length",
                                                                                    b"transfer-encoding")]
         pending = [{"type": "http.request", "body": body, "more_body": False}]

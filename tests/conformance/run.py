@@ -3,8 +3,8 @@
     python -m tests.conformance.run --base-url http://127.0.0.1:8000 [--model llm] [--report FILE]
 
 Groups: `platform` (the checks of the evaluation platform), `history` (what its recorded requests hold), `clients`
-(requests recorded from real clients). What the model says is judged by `tests.acceptance`. Exit status: 0 all passed or
-skipped, 1 some failed, 2 wrong use.
+(requests recorded from real clients). What the model says is judged by `tests.acceptance`. With `--keep` the report also
+goes to remote_results/, for worklogs/ledger.py. Exit status: 0 all passed or skipped, 1 some failed, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
+
 from tests.conformance import acceptance, clients, history
 from tests.conformance.checks import Check, Outcome, run_checks
 from tests.conformance.target import Target
+from worklogs import bench_record
 
 CHECKS: list[Check] = [*acceptance.CHECKS, *history.CHECKS, *clients.CHECKS]
 
@@ -37,14 +40,28 @@ def line(outcome: Outcome) -> str:
 
 def report(target: Target, outcomes: list[Outcome], started: float) -> dict[str, object]:
     """What a run found, as plain JSON values."""
-    version = target.get("/version")
+    try:
+        version = target.get("/version")
+        said = version.body if version.status == 200 else None
+    except httpx.HTTPError:
+        # A server that a check ended is reported, too.
+        said = None
     totals = {verdict: sum(outcome.verdict == verdict for outcome in outcomes)
               for verdict in ("ok", "failed", "skipped")}
-    return {"server": version.body if version.status == 200 else None, "model": target.model,
-            "seconds": round(time.monotonic() - started, 1),
+    return {"server": said, "model": target.model, "seconds": round(time.monotonic() - started, 1),
             "clients": {name: importlib.metadata.version(name) for name in ("openai", "anthropic")},
             "totals": totals, "checks": [{"id": outcome.id, "verdict": outcome.verdict, "why": outcome.why,
                                           "seconds": round(outcome.seconds, 2)} for outcome in outcomes]}
+
+
+def keep(kind: str, version: str, command: str, found: dict[str, object], folder: Path = bench_record.RESULTS) -> Path:
+    """The report as a record. kind, version, command: of the server; version: what it says of itself counts more."""
+    said = found["server"]
+    if isinstance(said, dict) and said.get("version"):
+        version = said["version"]
+    return bench_record.keep(f"conformance-{kind}", {
+        "kind": "conformance", **found, "server": kind, "version": version, **bench_record.commit(),
+        "machine": bench_record.machine(), "server_command": bench_record.without_paths(command.split())}, folder)
 
 
 def main() -> int:
@@ -56,6 +73,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8, help="requests at a time (default 8; the platform sends 1)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a request may take (default 300)")
     parser.add_argument("--report", type=Path, help="file for the JSON report")
+    parser.add_argument("--keep", choices=["ours", "vllm", "llama"], help="kind of the server: keep a record")
+    parser.add_argument("--server-version", default="", help="kept; ours and vLLM say it themselves")
+    parser.add_argument("--server-command", default="", help="how it was started; kept without paths")
     parser.add_argument("checks", nargs="*", help="patterns of ids, for example 'platform/t*' (default: all)")
     args = parser.parse_args()
     checks = chosen(args.checks, args.slow)
@@ -67,6 +87,8 @@ def main() -> int:
     found = report(target, outcomes, started)
     if args.report:
         args.report.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if args.keep:
+        print(f"kept as {keep(args.keep, args.server_version, args.server_command, found).name}")
     print(", ".join(f"{count} {verdict}" for verdict, count in found["totals"].items()))  # type: ignore[attr-defined]
     return 1 if any(outcome.verdict == "failed" for outcome in outcomes) else 0
 

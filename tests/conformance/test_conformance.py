@@ -9,11 +9,6 @@ from tests.conformance.run import CHECKS
 from tests.conformance.target import Target
 
 AT_A_TIME = 16
-# Why our server does not pass, and what will change that.
-KNOWN = {
-    "platform/d06_cache_hit": "no prefix cache for hybrid models yet (README, 'What works now')",
-    "platform/d06_cache_hit_311_tokens": "no prefix cache for hybrid models yet (README, 'What works now')",
-}
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +18,8 @@ def outcomes(target: Target) -> dict[str, Outcome]:
     return {outcome.id: outcome for outcome in run_checks(quick, target, AT_A_TIME)}
 
 
-@pytest.mark.parametrize("check", [pytest.param(check.id, marks=[pytest.mark.long] if check.slow else [
-    pytest.mark.xfail(strict=True, reason=KNOWN[check.id])] if check.id in KNOWN else []) for check in CHECKS])
+@pytest.mark.parametrize("check", [pytest.param(check.id, marks=[pytest.mark.long] if check.slow else [])
+                                   for check in CHECKS])
 def test_check(check: str, request: pytest.FixtureRequest) -> None:
     slow = {one.id: one for one in CHECKS if one.slow}
     if check in slow:

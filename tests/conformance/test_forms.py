@@ -59,8 +59,15 @@ def test_right_ones_pass():
     assert check_answer(CHAT, BODY, whole()) == WHOLE
     got = check_answer(CHAT, {**BODY, "stream": True}, stream())
     assert got["choices"] == [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}]
+    check_answer(CHAT, {**BODY, "skip_special_tokens": False}, whole(message(content="Hello<|im_end|>")))
     check_answer(CHAT, BODY, whole(lambda body: (message(tool_calls=[CALL], content=None)(body),
                                                  choice(finish_reason="tool_calls")(body))))
+
+
+def test_usage_may_tell_more():
+    """vLLM's counts of pictures are an object."""
+    check_answer(CHAT, BODY, whole(lambda body: body["usage"].update(prompt_tokens_details={
+        "cached_tokens": 0, "multimodal_tokens": {"image": 3}})))
 
 
 WRONG: dict[str, tuple[dict[str, Any], Answer]] = {
@@ -74,6 +81,9 @@ WRONG: dict[str, tuple[dict[str, Any], Answer]] = {
     "too few choices": ({"n": 2}, whole()),
     "finish of no kind": ({}, whole(choice(finish_reason="eos"))),
     "marker in content": ({}, whole(message(content="</think>Hello"))),
+    "turn's end in content": ({}, whole(message(content="Hello<|im_end|>"))),
+    "marker though only special tokens are shown": ({"skip_special_tokens": False}, whole(
+        message(content="</think>Hello"))),
     "marker in thought": ({}, whole(message(reasoning_content="<think>"))),
     "content a list": ({}, whole(message(content=["Hello"]))),
     "calls, finish stop": ({}, whole(message(tool_calls=[CALL]))),

@@ -11,7 +11,7 @@ from pathlib import Path
 import llm_comply
 import pytest
 from llm_comply.config import ComplianceConfig
-from llm_comply.result import TestStatus
+from llm_comply.result import TestStatus as Status
 from llm_comply.runner import TestRunner as Runner
 from llm_comply.schema import SpecLoader
 from llm_comply.tests.anthropic import ANTHROPIC_TESTS
@@ -47,4 +47,4 @@ def test_case(own_server, name, case):
     if known:
         # What is excepted is about thoughts; the same without one passes.
         without = ran(own_server.base, name, case, thoughts=False)
-        assert without.status is TestStatus.PASSED, without.errors
+        assert without.status is Status.PASSED, without.errors

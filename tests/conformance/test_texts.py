@@ -4,8 +4,11 @@ model is forced to say it, and from an engine that gives any number of tokens at
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from tests.conformance.forms import check_answer
 from tests.conformance.target import CHAT, Target
@@ -56,8 +59,8 @@ def test_from_the_engine(own_server):
 REQUEST: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "max_tokens": 2000}
 
 
-def test_in_many_chunkings():
-    """From one token at a time to all at once, over an engine that says it."""
+def check_chunkings(sizes: Callable[[Text], Iterable[int]]) -> None:
+    """sizes: how many tokens at a time the engine gives of a text."""
     engine = FakeEngine()
     http = client(engine)
     for text in TEXTS:
@@ -66,10 +69,21 @@ def test_in_many_chunkings():
         # The engine's own tokens are the tokenizer's, which composes characters.
         if unicodedata.is_normalized("NFC", text.written):
             assert not (wrong := said(whole["message"], text)), wrong
-        for together in (1, 2, 3, 4, 5, 7, 11, 18, 29, 2000):
+        for together in sizes(text):
             engine.together = together
             found = gathered(stream(http, **REQUEST))
             assert comparable(found) == comparable(whole), f"{together} tokens at a time: {text.written!r}"
+
+
+def test_in_many_chunkings():
+    """From one token at a time to all at once, over an engine that says it."""
+    check_chunkings(lambda text: (1, 2, 3, 5, 7, 18, 2000))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_in_all_chunkings():
+    check_chunkings(lambda text: range(1, len(ids(text.written)) + 1))
 
 
 def test_cut_anywhere():
@@ -78,7 +92,7 @@ def test_cut_anywhere():
     http = client(engine)
     for text in [*TEXTS[::40], *[one for one in TEXTS if one.calls][::8]]:
         engine.answers = (text.written,)
-        for limit in range(1, len(ids(text.written)), 4):
+        for limit in range(1, len(ids(text.written)), 6):
             whole = comparable(post(http, **{**REQUEST, "max_tokens": limit})["choices"][0])
             found = comparable(gathered(stream(http, **{**REQUEST, "max_tokens": limit})))
             assert found == whole and whole["finish_reason"] == "length", f"cut after {limit}: {text.written!r}"

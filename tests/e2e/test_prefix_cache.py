@@ -1,9 +1,12 @@
 """The prefix cache as clients of a hybrid model meet it: what comes back is read off `usage` and /metrics."""
 import concurrent.futures
 import json
+import os
 import random
 import re
+import signal
 import threading
+import time
 from collections import Counter
 
 import httpx
@@ -189,6 +192,91 @@ def test_streams_say_the_same(demo, path):
     assert counts == [0, cached(whole)] and cached(whole) >= 300 - LOST, (counts, whole["usage"])
 
 
+class Responses:
+    """/v1/responses, as an agent speaks it: what came back is sent again."""
+    path, thinking = "/v1/responses", True
+
+    @staticmethod
+    def question(text: str) -> dict:
+        return {"type": "message", "role": "user", "content": text}
+
+    @staticmethod
+    def body(history: list[dict]) -> dict:
+        return {"instructions": "Be brief.", "input": history, "max_output_tokens": 10}
+
+    @staticmethod
+    def said(answer: dict) -> list[dict]:
+        return answer["output"]
+
+    @staticmethod
+    def counts(usage: dict) -> tuple[int, int]:
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"], usage
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
+
+    @staticmethod
+    def of_stream(events: list[dict]) -> list[dict]:
+        return [events[-1]["response"]["usage"]]
+
+
+class Messages:
+    """/v1/messages; its input_tokens are those that were computed."""
+    path, thinking = "/v1/messages", False
+
+    @staticmethod
+    def question(text: str) -> dict:
+        return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+    @staticmethod
+    def body(history: list[dict]) -> dict:
+        return {"system": "Be brief.", "messages": history, "max_tokens": 10}
+
+    @staticmethod
+    def said(answer: dict) -> list[dict]:
+        return [{"role": "assistant", "content": answer["content"]}]
+
+    @staticmethod
+    def counts(usage: dict) -> tuple[int, int]:
+        return usage["input_tokens"] + usage["cache_read_input_tokens"], usage["cache_read_input_tokens"]
+
+    @staticmethod
+    def of_stream(events: list[dict]) -> list[dict]:
+        return [events[0]["message"]["usage"], events[-2]["usage"]]
+
+
+@pytest.mark.parametrize("api", [Responses, Messages])
+def test_the_other_apis(demo, api):
+    """A prompt that was seen before, whole and streamed; then the conversation grows: each turn begins where the last
+    one's question ended, although the template goes on differently there. Its first prompt is chat's."""
+    def ask(history: list[dict], **fields) -> httpx.Response:
+        body = {"model": "llm", **api.body(history), "temperature": 0, "ignore_eos": True, **fields}
+        response = httpx.post(demo.url(api.path), json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        return response
+
+    seed = 9000 if api is Responses else 9100
+    history = [api.question(words(seed, 300))]
+    chat = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": words(seed, 300)}],
+            "chat_template_kwargs": {"enable_thinking": api.thinking}}
+    length = len(tokens(demo, **chat))
+    behind = length - len(tokens(demo, **chat, add_generation_prompt=False))
+    first, again = (ask(history).json() for _ in range(2))
+    assert api.counts(first["usage"]) == (length, 0)
+    prompt, hit = api.counts(again["usage"])
+    assert prompt == length and length - LOST <= hit < length, (hit, length)
+    assert [{**item, "id": None} for item in api.said(again)] == [{**item, "id": None} for item in api.said(first)]
+    text = ask(history, stream=True).text
+    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {")]
+    assert [api.counts(usage) for usage in api.of_stream(events)] == [(length, hit)] * len(api.of_stream(events)), text
+    answer = first
+    for turn, count in enumerate((20, 250, 60), start=1):
+        end = api.counts(answer["usage"])[0] - behind
+        history = [*history, *api.said(answer), api.question(words(seed + turn, count))]
+        answer = ask(history).json()
+        prompt, hit = api.counts(answer["usage"])
+        assert prompt > end + count and end - BLOCK <= hit < prompt - count, (
+            f"turn {turn}: {hit} cached of {prompt}; the last question ends at {end}")
+
+
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}], ids=["field", "echo"])
 def test_prompt_logprobs_are_of_tokens_that_were_computed(demo, fields):
     text = words(6000, 100)
@@ -257,3 +345,33 @@ def test_reset(demo):
     assert after.status_code == 200
     assert metrics(demo)["state_checkpoint_slots"] == 0
     assert cached(completion(demo, text)) == 0 < cached(completion(demo, text))
+
+
+def test_killed_while_prefixes_are_cached(demo):
+    """An engine that is lost takes its cache along: the same prompt is computed once more, and then cached again; its
+    tokens are the same each time. A reset that comes meanwhile is answered when there is an engine again."""
+    text = words(10_000, 400)
+    fields = {"max_tokens": 12, "return_token_ids": True}
+    first, known = completion(demo, text, **fields), completion(demo, text, **fields)
+    length = first["usage"]["prompt_tokens"]
+    assert cached(first) == 0 and length - LOST <= cached(known) < length, (cached(known), length)
+    before = metrics(demo)
+    assert before["state_checkpoint_slots"] > 0
+    os.kill(int(re.findall(r"engine process (\d+)", demo.output())[-1]), signal.SIGKILL)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # Before anybody can have noticed.
+        reset = pool.submit(httpx.post, demo.url("/reset_prefix_cache"), timeout=240)
+        deadline = time.monotonic() + 20
+        while demo.get("/health").status_code == 200:
+            assert time.monotonic() < deadline, "nobody has noticed"
+            time.sleep(0.05)
+        assert not reset.done()
+        done = reset.result()
+    assert (done.status_code, done.content) == (200, b""), done.text
+    assert demo.get("/health").status_code == 200
+    after = metrics(demo)
+    assert after["state_checkpoint_slots"] == 0, "those of the engine that is gone are counted"
+    assert after["prefix_cache_hits_total"] == before["prefix_cache_hits_total"], "a counter fell"
+    cold, warm = completion(demo, text, **fields), completion(demo, text, **fields)
+    assert cached(cold) == 0 and cached(warm) == cached(known), (cached(cold), cached(warm), cached(known))
+    assert first["choices"] == known["choices"] == cold["choices"] == warm["choices"]

@@ -184,20 +184,25 @@ def test_a_waiting_request_with_several_samples_is_aborted_whole(engine, monkeyp
     assert not engine.has_unfinished_requests() and drain(engine) == {}
 
 
+def drained_with_refusals(engine) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """(last output of each request, request and message of each refusal), when all are through."""
+    found: dict[str, Any] = {}
+    refused: list[tuple[str, str]] = []
+    while engine.has_unfinished_requests():
+        try:
+            found.update((output.request_id, output) for output in engine.step())
+        except Refused as failure:
+            refused += [(request_id, str(failure)) for request_id in failure.request_ids]
+    return found, refused
+
+
 def test_a_grammar_that_turns_out_to_be_none_is_refused_to_its_request_alone(engine, plain, monkeypatch):
     ready = slow(engine, monkeypatch, PERSON.grammar)
     for index, (tokens, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
         add(engine, f"refuse{index}", tokens, params.clone())
     ready.set_exception(GrammarError("no such thing"))
-    found, refused = {}, []
-    while engine.has_unfinished_requests():
-        try:
-            for output in engine.step():
-                found[output.request_id] = output
-        except Refused as failure:
-            refused += failure.request_ids
-            assert str(failure) == "no such thing"
-    assert refused == ["refuse0", "refuse5"]
+    found, refused = drained_with_refusals(engine)
+    assert refused == [("refuse0", "no such thing"), ("refuse5", "no such thing")]
     assert_same([found[f"refuse{index}"] for index in range(1, 5)], plain[1:5])
     with pytest.raises(ValueError, match="Expected"):
         add(engine, "known", PROMPTS[0], constrained(Constraint("wat")))
@@ -216,15 +221,9 @@ def test_a_sequence_whose_grammar_fails_is_refused_and_the_engine_goes_on(engine
     follower = next(group.sampling_params.follower for group in engine.scheduler[0].running
                     if group.request_id == "fails")
     follower._matcher.consume_token(tokenizer.convert_tokens_to_ids("x"))
-    found, refused = {}, []
-    while engine.has_unfinished_requests():
-        try:
-            for output in engine.step():
-                found[output.request_id] = output
-        except Refused as failure:
-            refused += failure.request_ids
-            assert "could not be kept to its grammar" in str(failure)
-    assert refused == ["fails"]
+    found, refused = drained_with_refusals(engine)
+    (name, message), = refused
+    assert name == "fails" and "could not be kept to its grammar" in message
     assert_same([found["goes on"]], plain[:1])
     assert_same(run(engine, [PROMPTS[2]], constrained(DIGITS), tag="later"), plain[2:3])
 

@@ -26,7 +26,7 @@ run_mp_engine(arguments, UsageContext.API_SERVER, "ipc://" + sys.argv[2])
 ])
 def test_the_engine_process(qwen2, tmp_path, free, message):
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(qwen2), str(tmp_path / "engine"), str(free)], cwd=ROOT,
-                          text=True, timeout=120, env=tiny_models.environment(), stdout=subprocess.PIPE,
+                          text=True, timeout=240, env=tiny_models.environment(), stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     errors = [line for line in done.stdout.splitlines() if "ERROR" in line]
     assert done.returncode == 1 and len(errors) == 1 and message in errors[0], done.stdout[-3000:]

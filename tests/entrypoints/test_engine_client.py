@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from multiprocessing import Pipe, active_children, shared_memory
 from pathlib import Path
@@ -155,6 +156,27 @@ async def test_an_engine_that_is_lost_is_started_again(config, forked, monkeypat
         assert not files(folder), "sockets"
     assert not active_children() and not Path(metrics).exists()
     assert not shared()
+
+
+async def test_the_server_ends_while_a_lost_engine_is_removed(config, forked, monkeypatch):
+    """What it has left is removed all the same."""
+    forked(gives_first_tokens)
+    begun, remove = threading.Event(), engine_client._end
+
+    def slowly(*args):
+        begun.set()
+        time.sleep(0.5)
+        remove(*args)
+
+    monkeypatch.setattr(engine_client, "_end", slowly)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
+        async with engine_client.in_own_process(*config) as engine:
+            engine.settle()
+            active_children()[0].kill()
+            assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 20)
+        assert not files(folder), "sockets"
+    assert not active_children()
 
 
 async def test_an_engine_that_lives_but_is_given_up():

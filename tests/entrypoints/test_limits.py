@@ -100,14 +100,8 @@ SECRET = "my secret question"
 def test_one_line_per_request(caplog):
     caplog.set_level(logging.INFO)
 
-    class Caching(FakeEngine):
-        async def generate(self, *args, **kwargs):
-            async for output in super().generate(*args, **kwargs):
-                output.num_cached_tokens = 7
-                yield output
-
     answer = "Hm.\n</think>\n\nYes."
-    engine = Caching(answer, delay=0.01)
+    engine = FakeEngine(answer, delay=0.01, cached=7)
     body = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 100}
     whole = post(client(engine), **body)
     (line,) = lines(caplog)

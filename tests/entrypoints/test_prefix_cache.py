@@ -77,11 +77,17 @@ def test_prompts_add_up():
     assert body["usage"]["prompt_tokens"] == sum(len(ids(text)) for text in ("one", "two", "three"))
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_boundaries_go_to_an_engine_that_has_use_for_them(wanted):
+@pytest.mark.parametrize("wanted, path, body", [
+    (True, "/v1/chat/completions", {"messages": MESSAGES}), (False, "/v1/chat/completions", {"messages": MESSAGES}),
+    (True, "/v1/responses", {"instructions": "Be brief.", "input": MESSAGES[1:]}),
+    (True, "/v1/messages", {"system": "Be brief.", "messages": MESSAGES[1:], "max_tokens": 20,
+                            "thinking": {"type": "adaptive"}})])
+def test_boundaries_go_to_an_engine_that_has_use_for_them(wanted, path, body):
+    """By each of the APIs that take messages, the same ones; a completion has none."""
     engine = FakeEngine()
     http = client(engine, boundaries=wanted)
-    post(http, messages=MESSAGES)
+    got = http.post(path, json={"model": "llm", **body})
+    assert got.status_code == 200, got.text
     post(http, "/v1/completions")
     tokens = engine.requests[0][0]
     sent, completion = engine.beside

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import openai
 import pytest
 
 from tests.helpers.api_specs import assert_valid, spec
-from tests.helpers.fake_engine import EOS, FakeEngine, client, ids, post, tokenizer
+from tests.helpers.fake_engine import EOS, FakeEngine, client, ids, named_events, post, tokenizer
+from vllm.overlay.serving.responses.sealed import unsealed
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "f", "description": "Does it.", "parameters": {
@@ -30,13 +29,7 @@ def create(engine: FakeEngine, /, **body) -> dict:
 
 def events_of(engine: FakeEngine, /, **body) -> list[dict]:
     """The events of a stream; asserts that they are well formed and numbered, and that each says its own name."""
-    response = client(engine).post(PATH, json={"model": "llm", "input": "hi", "stream": True, **body})
-    assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for block in response.text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
+    events = named_events(client(engine).post(PATH, json={"model": "llm", "input": "hi", "stream": True, **body}))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
         if event["type"] not in UNLISTED and not is_extension(event.get("item") or event.get("response", {})):
@@ -223,17 +216,38 @@ def test_the_prompt_is_that_of_the_same_chat(request_body, messages):
         "/v1/chat/completions", messages=messages, tools=[CHAT_TOOL], enable_thinking=False)
 
 
-def test_the_output_as_input_begins_the_next_prompt():
-    """The items that a client sends back render as what was generated: the cache stays good."""
-    answer = f"Hm.\n</think>\n\nLook.\n\n{CALL}"
+@pytest.mark.parametrize("kept", [None, {"type", "id", "summary", "encrypted_content"}])
+def test_the_output_as_input_begins_the_next_prompt(kept):
+    """The items that a client sends back render as what was generated: the cache stays good. kept: what opencode keeps
+    of a thought."""
+    answer = f"Hm. 🎉\n</think>\n\nLook.\n\n{CALL}"
     engine = FakeEngine(answer)
-    request = {"model": "llm", "input": [{"role": "user", "content": "go"}], "tools": [TOOL]}
+    request = {"model": "llm", "input": [{"role": "user", "content": "go"}], "tools": [TOOL],
+               "include": ["reasoning.encrypted_content"] if kept else []}
     output = client(engine).post(PATH, json=request).json()["output"]
+    assert ("encrypted_content" in output[0]) == bool(kept)
+    output[0] = {name: value for name, value in output[0].items() if not kept or name in kept}
     request["input"] += [*output, {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}]
     client(engine).post(PATH, json=request)
     first, second = (tokens for tokens, _, _ in engine.requests)
     generated = first + ids(answer) + [EOS]
     assert second[:len(generated)] == generated, tokenizer().decode(second)
+
+
+def test_a_sealed_thought_in_a_stream():
+    events = events_of(FakeEngine("Hm.\n</think>\n\nYes."), include=["reasoning.encrypted_content"])
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [unsealed(item.get("encrypted_content")) for item in done] == ["Hm.", ""]
+    assert events[-1]["response"]["output"] == done
+
+
+@pytest.mark.parametrize("foreign", ["gAAAAABo-of-openai", "thought-%%%", "thought-/w==", "thought-é", "", None, 5, {}])
+def test_what_others_sealed_is_passed_over(foreign):
+    """A conversation may have begun elsewhere."""
+    go, two = {"role": "user", "content": "go"}, {"role": "assistant", "content": "Two."}
+    thought = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": foreign}
+    assert prompt_of(PATH, input=[go, thought, two, go], **THINKING_OFF) == prompt_of(
+        PATH, input=[go, two, go], **THINKING_OFF)
 
 
 def test_formats_choices_and_limits_reach_the_chat_request():

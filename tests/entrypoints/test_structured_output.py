@@ -186,6 +186,64 @@ def test_limits_and_stops_end_a_form_as_ever(server):
     assert narrow.status_code == 400 and "allowed_token_ids leaves no token" in narrow.text, narrow.text
 
 
+END = added_token_ids(479)["<|im_end|>"]
+BESIDE = {"n": 3, "temperature": 1.5, "logprobs": True, "top_logprobs": 5, "min_tokens": 2, "ignore_eos": True,
+          "top_k": 3, "min_p": 0.3, "frequency_penalty": 2, "presence_penalty": -2, "repetition_penalty": 1.9,
+          "bad_words": ["yes", "no", "{", "Oslo"], "logit_bias": {str(END): 100, str(CALL): -100}}
+
+
+@pytest.mark.parametrize("form, shape", [
+    ({"guided_choice": ["yes", "no"]}, "yes|no"), ({"guided_regex": "[ab]{8}"}, "[ab]{8}"),
+    (schema(PERSON, strict=True), r"\{.*\}"), ({"structured_outputs": {"grammar": 'start: "a"~30 "b"'}}, "a{30}b"),
+])  # fmt: skip
+def test_a_form_beside_all_that_changes_the_distribution(server, form, shape):
+    """Biases, penalties, filters and unwanted words choose among what the form leaves, and the form comes first."""
+    for choice in ask(server, **form, **BESIDE, **OFF):
+        text = choice["message"]["content"]
+        assert re.fullmatch(shape, text, re.DOTALL) and choice["finish_reason"] == "stop", choice
+        assert all(-9999 <= one["logprob"] <= 0 for one in choice["logprobs"]["content"]), choice
+
+
+def test_an_end_that_is_ignored_ends_no_free_text(server):
+    """With or without something that is asked of the calls in it."""
+    wanted = {"tools": TOOLS, "ignore_eos": True, "max_tokens": 24, "logit_bias": {str(END): 100, str(CALL): -100}}
+    for more in ({}, {"parallel_tool_calls": False}, {"tools": STRICT}):
+        for thought in (OFF, {}):
+            choice, = ask(server, **{**wanted, **more, **thought})
+            assert choice["finish_reason"] == "length" and len(choice["message"].get("tool_calls") or ()) == 0, choice
+
+
+def test_two_forms_or_none_of_them(server):
+    """Which field is too much is said."""
+    for fields, param in (
+            ({**schema(PERSON), "guided_choice": ["a"]}, "guided_choice"),
+            ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+            ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+            ({"guided_json": {"type": "object"}, "guided_whitespace_pattern": "("}, "guided_whitespace_pattern"),
+            ({"structured_outputs": {"json": {}, "whitespace_pattern": "(?=x)"}},
+             "structured_outputs.whitespace_pattern")):
+        response = server.post(**fields)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
+
+
+def test_grammars_that_would_end_the_process(server):
+    """They are refused by the field's name, and whoever asks meanwhile is served."""
+    links = {f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(5000)}
+    chain = {"$ref": "#/$defs/a0", "$defs": {**links, "a5000": {}}}
+    rules = "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(30_000)) + 'a30000: "x"'
+    deep: Any = {}
+    for _ in range(300):
+        deep = {"properties": {"x": deep}}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        refused = [pool.submit(server.post, **fields) for fields in (
+            schema(chain), {"guided_grammar": rules}, {"guided_json": chain}, schema(deep, strict=True))]
+        assert ask(server, guided_choice=["fine"], **OFF)[0]["message"]["content"] == "fine"
+        for one, param in zip(refused, ("response_format.json_schema.schema", "guided_grammar", "guided_json",
+                                        "response_format.json_schema.schema"), strict=True):
+            error = one.result().json()["error"]
+            assert one.result().status_code == 400 and error["param"] == param and len(error["message"]) < 500, error
+
+
 def test_many_at_once_with_free_requests_between(server):
     """Every request gets its own form, whatever runs beside it; clients that leave harm nobody."""
     def one(number: int) -> None:

@@ -44,15 +44,16 @@ class FakeEngine:
     """
 
     def __init__(self, *answers: str, together: int = 1, delay: float = 0.0, prefill: int = 0,
-                 error: Exception | None = None, error_after: int = 0) -> None:
+                 error: Exception | None = None, error_after: int = 0, cached: int | None = None) -> None:
         """together: tokens per output; delay: seconds per output; prefill: outputs without tokens before the first one;
-        error: raised after ``error_after`` outputs."""
+        error: raised after ``error_after`` outputs; cached: tokens of each prompt that outputs say were cached."""
         self.answers = answers or ("Hello.",)
         self.together = together
         self.delay = delay
         self.prefill = prefill
         self.error = error
         self.error_after = error_after
+        self.cached = cached
         self.requests: list[tuple[list[int], Any, str]] = []
         self.pictures: list[list[Any]] = []
         self.beside: list[dict[str, Any] | None] = []
@@ -91,6 +92,7 @@ class FakeEngine:
                 # At least one turn of the loop: an engine's outputs come one at a time.
                 await asyncio.sleep(self.delay)
                 finished = output.finished
+                output.num_cached_tokens = self.cached
                 yield output
         finally:
             if not finished:
@@ -180,6 +182,17 @@ def stream(http: TestClient, path: str = "/v1/chat/completions", **body: Any) ->
     assert all(line.startswith("data: ") for line in lines), lines
     assert lines[-1] == "data: [DONE]" and lines.count("data: [DONE]") == 1, lines
     return [json.loads(line[len("data: "):]) for line in lines[:-1]]
+
+
+def named_events(response: Any) -> list[dict]:
+    """The events of a stream whose every event is named by its type, which is asserted."""
+    assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for block in response.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 def gathered(chunks: list[dict], index: int = 0) -> dict:

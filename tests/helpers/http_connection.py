@@ -41,7 +41,7 @@ class Connection:
 
     async def leave(self) -> None:
         self._left.set()
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
 
     async def status(self, seconds: float = 20) -> int:
         """Of the whole response."""

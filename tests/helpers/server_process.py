@@ -1,6 +1,7 @@
 """The real server in a process of its own, asked over HTTP as a client would."""
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -33,7 +34,17 @@ class ServerProcess:
         return self.log.read_text()
 
     def wait_until_ready(self) -> ServerProcess:
-        """Until then nobody can connect: an answer before the server says that it is ready fails the test."""
+        """Until then nobody can connect: an answer before the server says that it is ready fails the test. A server
+        that is given up is ended, since no fixture would."""
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.end(ask=True, patience=20)
+            raise
+        return self
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         answered = None
         while "\nReady: " not in self.output():
@@ -44,7 +55,6 @@ class ServerProcess:
             if answered is None and self._connects():
                 answered = time.monotonic()
             time.sleep(0.1)
-        return self
 
     def _connects(self) -> bool:
         try:
@@ -61,13 +71,14 @@ class ServerProcess:
 
     def post(self, path: str = "/v1/chat/completions", **body) -> httpx.Response:
         default = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in path else {"prompt": "Hello"}
-        return httpx.post(self.url(path), json={"model": "llm", "max_tokens": 8, **default, **body}, timeout=120)
+        return httpx.post(self.url(path), json={"model": "llm", "max_tokens": 8, **default, **body},
+                          timeout=START_S)     # It may wait for an engine that is started again.
 
-    def end(self, *, ask: bool = False) -> int:
-        """The exit code, after SIGTERM if `ask`; kills what does not end."""
+    def end(self, *, ask: bool = False, patience: float = 60) -> int:
+        """The exit code, after SIGTERM if `ask`; kills what does not end within `patience` seconds."""
         try:
             if ask:
                 self.process.terminate()
-            return self.process.wait(60)
+            return self.process.wait(patience)
         finally:
             self.process.kill()

@@ -2,7 +2,9 @@
 same template and control tokens, and with answers of the same form, but many times as fast.
 
 Where a grammar asks for JSON or for a call, the demo would talk for ever inside the first string. This one ends
-strings: quotes are words of its answers, and empty lines words of all it says, each followed by the end of a parameter.
+strings: quotes are words of its answers, and blanks at the end of a line words of its thoughts, each followed by the
+end of a parameter. (The line break that a parameter's value follows looks like the beginning of a thought; in answers
+the end of a parameter would begin another one.)
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SIZES: dict[str, Any] = {
     "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "dtype": "float32"}
 # Logits, as in the demo: of hundred words the best reaches about 5.
 OFTEN, ALWAYS = 2.0, 20.0
-END_OF_PARAMETER = ("ĊĊ", "</", "param", "eter", ">", "Ċ")
+# More than the demo's: its thoughts and answers end after about a dozen words.
+END = 2.0
+END_OF_PARAMETER = ("ĠĊ", "</", "param", "eter", ">", "Ċ")
 
 
 class Form(demo.Form):
@@ -38,8 +42,10 @@ class Form(demo.Form):
         self._size = SIZES["hidden_size"]
         chain = [tokens[text] for text in END_OF_PARAMETER]
         self._bias[tokens['"']] = (demo.NEVER + OFTEN) / 2, (demo.NEVER - OFTEN) / 2
-        # In thoughts, too: the line break that a parameter's value follows looks like the beginning of one.
-        self._bias[chain[0]] = OFTEN, 0.0
+        self._bias[tokens[demo.THINK_END]] = (END + demo.NEVER) / 2, (END - demo.NEVER) / 2
+        self._bias[tokens[demo.TURN_END]] = (demo.NEVER + END) / 2, (demo.NEVER - END) / 2
+        self._bias[chain[0]] = (OFTEN + demo.NEVER) / 2, (OFTEN - demo.NEVER) / 2
+        self._side[chain[0]] = 1.0
         self._behind = np.zeros((VOCABULARY, len(chain) - 1), dtype=np.float32)
         self._next = np.zeros_like(self._behind)
         for i, (token, following) in enumerate(zip(chain, chain[1:], strict=False)):

@@ -56,6 +56,7 @@ def test_random_schedules(engine, alone):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_many_random_schedules(engine, alone):
     check_one_rank(engine, LONG_SEEDS, alone)
 
@@ -78,6 +79,7 @@ def test_random_schedules_on_two_ranks(hybrid, alone):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_many_random_schedules_on_two_ranks(hybrid, alone):
     check_two_ranks(hybrid, LONG_PAIRS, alone)
 

@@ -101,17 +101,41 @@ def test_beside_one_whose_checkpoint_is_missing(checkpoint, plain):
     assert_same([found["running"]], alone_)
 
 
-def test_an_output_that_cannot_be_kept_to_its_grammar_costs_nobody_a_checkpoint(checkpoint, plain):
-    """What it has computed is as good as before: the next one with its prompt finds it."""
+# The only token that may come ends the output, which is too early.
+FAILS = greedy(20, constraint=Constraint(alone(regex_part("[a-z]{1,8}!"))), ignore_eos=False, allowed_token_ids=[EOS])
+
+
+@pytest.mark.parametrize("before", [0, 100, 260])
+def test_an_output_that_cannot_be_kept_to_its_grammar_costs_nobody_a_checkpoint(checkpoint, plain, before):
+    """What it has found and computed is as good as anybody's: the next one with its prompt begins there.
+
+    before: tokens of its prompt that another one has computed before it. With 100 it takes its last checkpoint in the
+    very step that fails.
+    """
     engine = make_engine(checkpoint, **CACHED)
-    run(engine, [LONG], greedy(1))
-    dropped = stats(engine).dropped
-    failing = Constraint(alone(regex_part("[a-z]{1,8}!")))
-    # The only token that may come ends the output, which is too early.
-    params = greedy(20, constraint=failing, ignore_eos=False, allowed_token_ids=[EOS])
-    add(engine, "fails", LONG, params)
+    if before:
+        run(engine, [LONG[:before]], greedy(1))
+    trusted, dropped = stats(engine).device_slots, stats(engine).dropped
+    add(engine, "fails", LONG, FAILS)
     with pytest.raises(Refused, match="leaves no token"):
         drain(engine)
+    assert stats(engine).device_slots >= trusted and stats(engine).dropped == dropped, stats(engine)
     (output, ) = run(engine, [LONG], person())
     assert_same([output], plain)
     assert output.num_cached_tokens == 256 and stats(engine).dropped == dropped, stats(engine)
+
+
+def test_an_output_that_fails_beside_others(checkpoint, plain):
+    """Who was in its steps, with the same beginning or another one, goes on, and leaves checkpoints as ever."""
+    engine = make_engine(checkpoint, **CACHED)
+    other = prompt(200, seed=7)
+    add(engine, "other", other, person(60))
+    add(engine, "fails", LONG, FAILS)
+    add(engine, "same", LONG, person())
+    with pytest.raises(Refused, match="leaves no token"):
+        drain(engine)
+    found = drain(engine)
+    assert_same([found["same"]], plain)
+    assert_same([found["other"]], run(make_engine(checkpoint, **FIELDS), [other], person(60)))
+    again = run(engine, [LONG, other], greedy(1), tag="again")
+    assert [output.num_cached_tokens for output in again] == [256, 192] and not stats(engine).dropped, stats(engine)

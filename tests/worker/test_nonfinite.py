@@ -263,9 +263,10 @@ def test_the_prefix_cache_is_not_poisoned(qwen2, plain, fault, trusting, monkeyp
     assert [group.request_id for group in scheduler.running] == ["b"] and scheduler.running[0].num_cached_tokens == 64
     add(engine, "c", tokens, greedy(TOKENS))
     found, failures = collect(engine)
-    assert [one.request_ids for one in failures] == ([["a"], ["b"], ["c"]] if trusting else [["a"], ["b"]])
-    assert [str(one) for one in failures[:2]] == ["non-finite logits at token position 99",
-                                                  "non-finite logits at token position 123"]
+    # Who trusts finds the last piece, too, and so is done before the second one.
+    at = {"a": 99, **({"c": 99} if trusting else {}), "b": 123}
+    assert [(one.request_ids, str(one)) for one in failures] == [
+        ([name], f"non-finite logits at token position {place}") for name, place in at.items()]
     if not trusting:
         assert found["c"].num_cached_tokens == 0
         assert_same([found["c"]], plain[:1])

@@ -44,6 +44,24 @@ def test_tables_are_made_and_checked(results, capsys):
     capsys.readouterr()
 
 
+def test_the_table_of_grammars(results, capsys):
+    times = {"count": 9, "median": 47.5, "mean": 50.0, "p90": 80, "p99": 140, "max": 200}
+    record = {"server": "ours", "commit": "abcdef0123", "summary": {"mask, json, cold": times, "compile, json": times},
+              "limits": {"mask, json, cold": {"median": 47.5, "limit": 100, "kept": True}}}
+    (results / "grammar.json").write_text(json.dumps(record))
+    (results / "masks.json").write_text(json.dumps({**record, "commit": "1234567", "summary": {
+        "mask, json, cold": {**times, "median": 101}}, "limits": {"mask, json, cold": {
+            "median": 101, "limit": 100, "kept": False}}}))
+    path = results / "LEDGER.md"
+    path.write_text("<!-- table: grammar grammar.json masks.json -->\n<!-- end -->\n")
+    assert ledger.main(["--ledger", str(path), "--results", str(results)]) == 0, capsys.readouterr().err
+    assert path.read_text().splitlines()[1:-1] == [
+        "| median, us | limit | ours abcdef0 | ours 1234567 |", "| --- | --- | --- | --- |",
+        "| mask, json, cold | 100 | 47.5 (p90 80, p99 140, most 200; 9), kept "
+        "| 101 (p90 80, p99 140, most 200; 9), not kept |",
+        "| compile, json |  | 47.5 (p90 80, p99 140, most 200; 9) | not run |"]
+
+
 @pytest.mark.parametrize(("table", "words"), [
     ("prefix-cache none.json", "none.json: No such file"),
     ("no-such one.json", "'no-such' is none of"),
@@ -55,3 +73,28 @@ def test_bad_tables_are_one_line(results, table, words, capsys):
     assert ledger.main(["--ledger", str(path), "--results", str(results)]) == 1
     error = capsys.readouterr().err.strip()
     assert words in error and error.startswith("ledger: ") and "\n" not in error
+
+
+def test_conformance_is_told_by_kinds_of_failures():
+    def check(name, verdict="ok", why=""):
+        return {"id": name, "verdict": verdict, "why": why, "seconds": 0.1}
+
+    ours = {"server": "ours", "version": "0.6.3", "commit": "abcdef0123",
+            "checks": [check("platform/t1"), check("clients/pi/chat-1"), check("clients/pi/chat-2")]}
+    other = {"server": "llama", "version": "b1", "commit": "abcdef0123", "checks": [
+        check("platform/t1", "skipped", "no pictures"),
+        check("clients/pi/chat-1", "failed", 'refused: 400 {"error": 1}'),
+        check("clients/pi/chat-2", "failed", "refused: 400 {}")]}
+    lines = ledger.conformance([ours, other]).splitlines()
+    assert lines[0] == "| passed | ours abcdef0 | llama.cpp b1 |" and lines[2:4] == [
+        "| platform | 1 of 1 | 0 of 0, 1 skipped |", "| pi | 2 of 2 | 0 of 2 |"], lines
+    assert lines[-1] == "| llama.cpp b1 | refused with 400 | 2 | pi 2 |", lines
+
+
+@pytest.mark.parametrize(("why", "kind"), [
+    ("refused: 500 {'x': 1}", "refused with 500"), ("usage: {'a': 1}", "usage"),
+    ("not refused: 200 {}", "not refused"), ("ReadTimeout: timed out", "ReadTimeout"),
+    ("prompts of [1, 2] tokens", "prompts of"), ("answers 3 of 4", "answers"),
+    ("not of the client's type: [{}]", "not of the client's type"), ("'x' is not in 'y'", "'x' is not in")])
+def test_kind_of_a_failure(why, kind):
+    assert ledger.failure(why) == kind

@@ -149,6 +149,7 @@ def test_every_token_between_fixed_neighbours(fast, package, source, before, aft
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_every_character_between_two_neighbours(fast, package):
     """Two regular expression engines with two tables of Unicode: they must agree on every character's class."""
     for start in range(0, 0x110000, 0x4000):

@@ -97,21 +97,25 @@ class LLMEngine(_stock.LLMEngine):
         super().abort_request(ids + [child for one in ids for child in self.fanouts.drop(one)])
 
     def _process_model_outputs(self, ctx: _stock.SchedulerContext, request_id: str | None = None) -> None:
+        self._note_success()
         if ctx.output_queue:
             outputs, _, scheduler_outputs, *_ = ctx.output_queue[0]
-            self._fail_nonfinite(outputs, scheduler_outputs.scheduled_seq_groups)
-        # Before anything of the step can finish and give its blocks away.
-        for scheduler in self.scheduler:
-            scheduler.step_succeeded()
+            self._fail_marked(outputs, scheduler_outputs.scheduled_seq_groups)
         super()._process_model_outputs(ctx, request_id)
         self.fanouts.admit()
 
     def _advance_to_next_step(self, output: Any, seq_group_metadata_list: Any, scheduled_seq_groups: Any) -> None:
         # Outputs are processed after the next step is scheduled (on a card): who failed must not be in it.
-        self._fail_nonfinite([output], scheduled_seq_groups)
+        self._note_success()
+        self._fail_marked([output], scheduled_seq_groups)
         super()._advance_to_next_step(output, seq_group_metadata_list, scheduled_seq_groups)
 
-    def _fail_nonfinite(self, outputs: Sequence[Any], scheduled_seq_groups: Sequence[Any]) -> None:
+    def _note_success(self) -> None:
+        """Called before anything of the step can finish, or fail alone, and give its blocks away."""
+        for scheduler in self.scheduler:
+            scheduler.step_succeeded()
+
+    def _fail_marked(self, outputs: Sequence[Any], scheduled_seq_groups: Sequence[Any]) -> None:
         for failure in nonfinite.take_out(self, outputs, scheduled_seq_groups):
             self._report(failure)
 

@@ -33,7 +33,8 @@ def check_usage(usage: Any, prompt: str, completion: str) -> None:
         expect(usage["total_tokens"] == sum(counts), f"usage does not add up: {usage}")
     for detail, most in ((f"{prompt}_details", counts[0]), (f"{completion}_details", counts[1])):
         for count in (usage.get(detail) or {}).values():
-            expect(count is None or 0 <= count <= most, f"usage: more in {detail} than there is: {usage}")
+            # The client's type has judged the counts that it knows; a server may tell more, as vLLM does of pictures.
+            expect(not isinstance(count, int) or 0 <= count <= most, f"usage: more in {detail} than there is: {usage}")
 
 
 def parsed(text: Any) -> Any:

@@ -95,6 +95,14 @@ def test_free_text_until_the_grammar_opens(matcher):
         assert next_tokens(one, [*before, CALL, *ids("x"), END_CALL]) == {EOS}
 
 
+def test_an_end_that_is_ignored_comes_neither_in_a_thought_nor_in_free_text(matcher):
+    constraint = Constraint(f'start: <[{CALL}]> "x"', in_thought=True, end_thought=END_THINK, free=True,
+                            openers=frozenset({CALL}), endless=True)
+    for before in ([], ids("a"), [*ids("a"), END_THINK], [*ids("a"), END_THINK, *ids("b")]):
+        assert next_tokens(follower(constraint, matcher), before) == ALL - {EOS}, text(before)
+    assert next_tokens(follower(constraint, matcher), [*ids("a"), CALL, *ids("x")]) == {EOS}
+
+
 def test_an_opener_inside_a_thought_ends_it(matcher):
     grammar = f'start: "yes" | <[{CALL}]> "x"'
     one = follower(Constraint(grammar, in_thought=True, end_thought=END_THINK, openers=frozenset({CALL})), matcher)

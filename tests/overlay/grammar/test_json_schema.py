@@ -25,7 +25,8 @@ from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.structured import read_structure
 
 # The only instances of the suite that a grammar takes and must not.
-NOT_COUNTED = {"format: date": "days of February", "format: date-time": "leap seconds", "format: time": "leap seconds"}
+NOT_COUNTED = {"format: date": "days of February", "format: date-time": "leap seconds", "format: time": "leap seconds",
+               "optional: ecmascript-regex": "the white space of width zero, which is none in Unicode"}
 GENERATED = 180
 
 
@@ -40,16 +41,26 @@ def found() -> dict[str, suite.Keyword]:
 def test_no_wrong_instance_is_taken(found):
     wrong = {name: keyword.invalid for name, keyword in found.items() if keyword.invalid and name not in NOT_COUNTED}
     assert not wrong, wrong
-    assert sum(keyword.rejected for keyword in found.values()) > 350, "so many wrong instances were tried"
+    assert sum(keyword.rejected for keyword in found.values()) > 420, "so many wrong instances were tried"
 
 
 def test_what_is_never_written_is_another_way_to_write_the_same(found):
     """Another order of properties, 1.0 for 1, and formats that the suite counts as comments."""
     narrower = [(name, case) for name, keyword in found.items() for case in keyword.narrower]
     allowed = re.compile("float|1.0|0.0|fractional|property order|only an annotation|0 does not match|quoted.string|"
-                         "mixed format|allOf: allOf|email|IP")
+                         "mixed format|allOf: allOf|email|IP|zero-width|overflow")
     other = [case for case in narrower if not allowed.search(": ".join(case))]
     assert not other and len(narrower) < 60, other
+
+
+def test_what_is_refused_is_left_out_where_it_need_not_be_kept_to(found):
+    """All but what no grammar can be made of: references to other documents, numbers out of range, broken
+    expressions, and patterns of properties that overlap."""
+    neither = {name: (keyword.left_out, keyword.refused) for name, keyword in found.items()
+               if keyword.left_out < len(keyword.refused)}
+    assert neither.keys() <= {"dynamicRef", "refRemote", "vocabulary", "multipleOf", "patternProperties", *(
+        f"optional: {name}" for name in ("bignum", "cross-draft", "ecmascript-regex", "format-assertion"))}, neither
+    assert sum(keyword.left_out for keyword in found.values()) > 170
 
 
 def test_the_table_in_the_docs_is_this_one(found):
@@ -96,7 +107,7 @@ def test_two_hundred_schemas_compile_or_are_refused_by_name(strict, vocabulary):
         try:
             structure = read_structure({"response_format": {"type": "json_schema", "json_schema": {
                 "name": "x", "schema": schema, "strict": strict}}})
-            constraint = asyncio.run(constrainer.of_completion(structure))
+            constraint = asyncio.run(asyncio.wait_for(constrainer.of_completion(structure), 90))
             compiled.append(name)
         except RequestError as error:
             assert error.status == 400 and error.param.startswith("response_format.json_schema") and error.message

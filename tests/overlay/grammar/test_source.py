@@ -36,6 +36,12 @@ def test_everything_else_stays(given):
     assert got == given
 
 
+def test_whole_numbers_are_written_as_such():
+    got = schema({"items": {"maxLength": 2.0, "minLength": 1.5}, "maxItems": float("inf"), "const": {"maxItems": 2.0}})
+    del got["x-guidance"]
+    assert str(got) == "{'items': {'maxLength': 2, 'minLength': 1.5}, 'maxItems': inf, 'const': {'maxItems': 2.0}}"
+
+
 def test_options_are_ours():
     """A request's own would let it ask for white space without end."""
     options = schema({"type": "object", "x-guidance": {"whitespace_pattern": " *", "lenient": True}})["x-guidance"]

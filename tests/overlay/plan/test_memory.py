@@ -234,9 +234,9 @@ def test_the_command_line(capsys, tmp_path):
 
 
 def test_a_refused_plan_is_logged_without_its_traceback(monkeypatch):
-    from vllm.overlay.serving import engine_client
+    from vllm.overlay.serving import engine_process
     levels = []
-    monkeypatch.setattr(engine_client.logger, "log", lambda level, *_, **__: levels.append(level))
-    engine_client._log_failure(PlanError("too little memory"))
-    engine_client._log_failure(ValueError("a fault"))
+    monkeypatch.setattr(engine_process.logger, "log", lambda level, *_, **__: levels.append(level))
+    engine_process.log_failure(PlanError("too little memory"))
+    engine_process.log_failure(ValueError("a fault"))
     assert levels == [logging.DEBUG, logging.ERROR]

@@ -225,6 +225,81 @@ def test_allowed_tools_that_are_wrong(constrainer, choice, field):
     assert refused.value.param == field, refused.value.message
 
 
+def of_parameter(schema: Any, strict: bool = False, **defs: Any) -> list[dict[str, Any]]:
+    return [tool("f", {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": defs},
+                 strict=strict)]
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_alternatives_that_multiply_with_every_level(admits, keyword):
+    """8^12 of them, which are two."""
+    link = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i + 1}"}] * 8 + [{"type": "integer"}]} for i in range(12)}
+    body = {"tools": of_parameter({"$ref": "#/$defs/a0"}, **link, a12={"type": "string", "maxLength": 3}),
+            "tool_choice": "required"}
+    for good in ("abc", "12345"):
+        assert admits(body, call("f", ("x", good))), good
+    assert not admits(body, call("f", ("x", "abcd")))
+
+
+@pytest.mark.parametrize("defs", [
+    {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}, {"a": {"$ref": "#/$defs/a"}},
+    {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string", "maxLength": 3}]}},
+    {"a": {"type": ["string", "object"], "anyOf": [{"$ref": "#/$defs/a"}], "title": "A"}},
+])  # fmt: skip
+def test_a_parameter_that_refers_to_itself_is_served(admits, defs):
+    body = {"tools": of_parameter({"$ref": "#/$defs/a"}, **defs), "tool_choice": "required"}
+    assert admits(body, call("f", ("x", "abc")))
+
+
+def test_parameters_that_all_bring_the_same_large_definitions(admits, constrainer):
+    """300 times 20 KB would be written: they are not kept to, and refused where they have to be."""
+    large = {"type": "object", "properties": {f"key{i}": {"type": "integer", "title": "x" * 20} for i in range(500)}}
+    parameters = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/large", "title": str(i)}
+                                                   for i in range(300)},
+                  "$defs": {"large": {"type": "array", "items": {"$ref": "#/$defs/one"}}, "one": large}}
+    loose = {"tools": [tool("f", parameters), *STRICT], "tool_choice": "required"}
+    assert admits(loose, call("f", ("p3", "anything"))) and not admits(loose, BAD)
+    assert len(constraint(constrainer, **loose).grammar) < 100_000
+    with pytest.raises(RequestError, match="'f' cannot be kept to: they take more than") as refused:
+        constraint(constrainer, tools=[tool("f", parameters, strict=True)], tool_choice="required")
+    assert refused.value.param == "tools"
+
+
+def test_tools_that_are_too_much_together_only(admits, constrainer, monkeypatch):
+    from vllm.overlay.grammar import calls
+
+    monkeypatch.setattr(calls, "_MOST_RULES", 6000)
+    many = [tool(f"tool_{i}", WEATHER) for i in range(30)]
+    body = {"tools": [*many, *STRICT], "tool_choice": "required"}
+    assert admits(body, call("tool_3", ("city", "x"), ("days", "9"))), "only what is strict is kept to"
+    assert admits(body, GOOD) and not admits(body, BAD)
+    with pytest.raises(RequestError, match="tools cannot be kept to: they take more than 6000") as refused:
+        constraint(constrainer, tools=[tool(f"tool_{i}", WEATHER, strict=True) for i in range(30)],
+                   tool_choice="required")
+    assert refused.value.param == "tools" and refused.value.code != "unsupported_parameter"
+
+
+def test_tools_whose_grammars_would_end_the_process(admits, constrainer):
+    rules = "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(30_000)) + 'a30000: "x"'
+    links = {f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(5000)}
+    chain = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": {**links, "a5000": {}}}
+    text = {**PATCH, "format": {**PATCH["format"], "definition": rules}}
+    body = {"tools": [tool("f", chain), text, *STRICT], "tool_choice": "required"}
+    assert admits(body, call("f", ("x", "any"))) and admits(body, call("patch", ("input", "any")))
+    assert admits(body, GOOD) and not admits(body, BAD)
+    with pytest.raises(RequestError, match="strict tool 'f' cannot be kept to: it is nested too deeply"):
+        constraint(constrainer, tools=[tool("f", chain, strict=True)], tool_choice="required")
+
+
+def test_half_an_emoji_in_a_schema_harms_nobody(admits, constrainer):
+    schema = {"type": "object", "properties": {"x": {"const": "a\ud83d", "description": "\udc00"}}, "required": ["x"],
+              "additionalProperties": False}
+    body = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}}
+    assert admits(body, '{"x": "a\ufffd"}')
+    assert admits({"tools": [tool("f", schema, strict=True)], "tool_choice": "required"},
+                  call("f", ("x", "a\ufffd")))
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_no_schema_of_a_tool_is_more_than_refused(constrainer, strict):
     """Broken ones too; and where no call is forced, none is refused."""

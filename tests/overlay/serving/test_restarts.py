@@ -49,6 +49,12 @@ class World:
         self.engines[-1].client.error = EngineLost(why)
         self.engines[-1].failed.set_result(why)
 
+    async def lose_and_wait(self) -> None:
+        """The newest engine is lost, and the next one is being started, which it is until ``may_start`` is set."""
+        self.may_start.clear()
+        self.lose()
+        await until(lambda: self.attempts == 2)
+
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
@@ -112,14 +118,82 @@ async def test_requests_health_and_the_next_engine():
     assert world.running == 0 and not client.failed.done()
 
 
+class Client(FakeEngine):
+    """Forgets when told to, or raises what it is told to, as that of an engine that is lost meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def reset_prefix_cache(self) -> None:
+        await self.may_answer.wait()
+        await super().reset_prefix_cache()
+
+
+def reset(client):
+    app = application(client, ["--enable-reset-prefix-cache"])
+    return Connection(app, "/reset_prefix_cache")
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["while it is started again", "while it is lost"])
+async def test_a_reset(noticed):
+    """It waits for the next engine, which knows nothing, as a request does: whoever asks has what he asked for."""
+    world = World()
+    async with Restarts(world.start, RestartPolicy()) as client:
+        client.settle()
+        lost = world.engines[0].client = Client()
+        client._client = lost
+        asked = None if noticed else reset(client)
+        await asyncio.sleep(0.05)
+        world.may_start.clear()
+        lost.healthy = EngineLost("it was killed")
+        world.lose()
+        lost.may_answer.set()
+        await until(lambda: world.attempts == 2)
+        asked = asked or reset(client)
+        await asyncio.sleep(0.3)
+        assert not asked.messages, "it is answered before there is an engine"
+        world.may_start.set()
+        assert await asked.status(5) == 200
+        assert (lost.resets, world.engines[1].client.resets) == (0, 1)
+
+
+async def test_a_reset_that_nobody_can_wait_for():
+    """A clear refusal when it takes too long; and a client that leaves is waited for by nobody."""
+    world = World()
+    async with Restarts(world.start, RestartPolicy(wait_s=0.3)) as client:
+        client.settle()
+        await world.lose_and_wait()
+        asked = reset(client)
+        assert await asked.status(5) == 503 and "retry-after" in asked.headers
+        error = json.loads(asked.body)["error"]
+        assert error["code"] == "engine_restarting" and "it was killed" in error["message"], error
+        client._policy = RestartPolicy()
+        waiting = reset(client)
+        await asyncio.sleep(0.2)
+        await waiting.leave()
+        world.may_start.set()
+        await client.available()
+        assert world.engines[1].client.resets == 0
+
+
+async def test_a_reset_that_an_engine_refuses():
+    """What is wrong while it is up is said, not tried again."""
+    world = World()
+    async with Restarts(world.start, RestartPolicy()) as client:
+        client.settle()
+        world.engines[0].client.healthy = KeyError("a block table")
+        asked = reset(client)
+        assert await asked.status(5) == 500
+        assert "The server failed on request req-" in json.loads(asked.body)["error"]["message"], asked.body
+
+
 async def test_whoever_waits_is_told_in_time():
     world = World()
     async with Restarts(world.start, RestartPolicy(wait_s=0.3)) as client:
         client.settle()
         client._took = 12.0
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         answer = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
         assert await answer.status() == 503
         assert json.loads(answer.body)["error"]["code"] == "engine_restarting" and b"it was killed" in answer.body
@@ -136,9 +210,7 @@ async def test_a_client_that_leaves_while_it_waits():
     world = World()
     async with Restarts(world.start, RestartPolicy()) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         waiting = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
         await asyncio.sleep(0.2)
         await waiting.leave()
@@ -219,9 +291,7 @@ async def test_the_server_ends_while_the_engine_is_started_again():
     world = World()
     async with Restarts(world.start, RestartPolicy()) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
     assert world.running == 0 and client._keeping.done()
 
 
@@ -229,9 +299,7 @@ async def test_whoever_waits_when_the_server_must_end():
     world = World()
     async with Restarts(world.start, RestartPolicy()) as client:
         client.settle()
-        world.may_start.clear()
-        world.lose()
-        await until(lambda: world.attempts == 2)
+        await world.lose_and_wait()
         waiting = Connection(application(client), "/v1/chat/completions", {"model": "llm", "messages": USER})
         await asyncio.sleep(0.2)
         engine_client.dismiss(client, RequestError("no time", status=503, code="server_shutting_down"))

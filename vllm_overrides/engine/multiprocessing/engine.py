@@ -1,13 +1,18 @@
-"""The engine in a process of its own: a failed step reaches the requests that were in it, a failed start ends in one
-line, a step that never ends ends the engine, and a message resets the prefix cache."""
+"""The engine in a process of its own: whoever asks learns that it is up, a failed step reaches the requests that were
+in it, a failed start ends in one line, a step that never ends ends the engine, and a message resets the prefix cache.
+"""
+import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import zmq
+
 import vllm.envs as envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.multiprocessing import RPCAbortRequest, RPCError
+from vllm.engine.multiprocessing import RPCAbortRequest, RPCError, RPCStartupResponse
 from vllm.engine.multiprocessing import engine_stock as _stock
 from vllm.overlay.engine.step_failure import StepFailed
 from vllm.overlay.prefix_cache.reset import PrefixCacheIsReset, ResetPrefixCache
@@ -15,11 +20,15 @@ from vllm.overlay.rebind import rebind
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils import weak_bind
 
+# How long the thread that says that the engine is up may take to notice its end.
+_NOTICE_MS = 200
+
 
 class MQLLMEngine(_stock.MQLLMEngine):
     """Stock's engine behind sockets. `on_stuck`, if set, is told why no step ends any more, from another thread."""
 
     on_stuck: Callable[[str], None] | None = None
+    _welcome: threading.Thread | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,6 +37,34 @@ class MQLLMEngine(_stock.MQLLMEngine):
         self._step_began: float | None = None
         # Stock gives up after 30 s, which a long prefill may take, counted from when it last waited for requests.
         self.last_alive_threshold = self.step_limit + _stock.POLLING_TIMEOUT_MS / 1000
+
+    def run_startup_loop(self) -> None:
+        """Begins to tell every client that asks that the engine is up.
+
+        Stock answers one question and closes the socket. On a busy machine that question is of a client that has
+        stopped waiting and asked again, or the answer is not sent yet when the socket is closed, and nobody answers any
+        more: the server then waits for an engine that is up.
+        """
+        socket = self.ctx.socket(zmq.ROUTER)
+        socket.bind(self.data_ipc_path)
+        answer = pickle.dumps(RPCStartupResponse(tracing_enabled=self.engine.is_tracing_enabled()))
+        self._welcome = threading.Thread(target=self._tell_ready, args=(socket, answer), daemon=True, name="ready")
+        self._welcome.start()
+
+    def _tell_ready(self, socket: zmq.Socket, answer: bytes) -> None:
+        with socket:
+            while not self._heartbeat_stop_event.is_set():
+                if socket.poll(_NOTICE_MS):
+                    client, *_ = socket.recv_multipart()
+                    socket.send_multipart((client, answer))
+
+    def cleanup(self) -> None:
+        """Stock's."""
+        self._heartbeat_stop_event.set()
+        if self._welcome is not None:
+            # Sockets must not be closed while another thread looks at them.
+            self._welcome.join()
+        super().cleanup()
 
     def _report_failure(self, failure: StepFailed) -> None:
         for request_id in failure.request_ids:

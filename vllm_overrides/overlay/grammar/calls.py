@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprec
                           "$comment", "nullable"})
 _STRING_KEYWORDS = frozenset({"enum", "const", "pattern", "minLength", "maxLength", "format"})
 _DEPTH = 32
+# Characters of the rules of one request's tools: each parameter is written with all that its schema refers to.
+_MOST_RULES = 2_000_000
 _DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -44,6 +46,21 @@ _FORMATS = {
 
 class Untypable(ValueError):
     """A schema that cannot be written as rules; the message says what of it."""
+
+
+class _Rules:
+    """Rules of a grammar, as many as a grammar may well have."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._size = 0
+
+    def add(self, rule: str) -> None:
+        """Raises Untypable where they become too many."""
+        self._size += len(rule)
+        if self._size > _MOST_RULES:
+            raise Untypable(f"they take more than {_MOST_RULES} characters when written as rules")
+        self.texts.append(rule)
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,7 @@ def calls_rules(tools: Sequence[Tool], typed: Iterable[str], *, opens: int, clos
         GrammarError: what a typed tool gives for a grammar is none.
     """
     typed = frozenset(typed)
-    rules: list[str] = []
+    rules = _Rules()
     parts: list[Part] = []
     names = []
     for i, tool in enumerate(tools):
@@ -89,12 +106,12 @@ def calls_rules(tools: Sequence[Tool], typed: Iterable[str], *, opens: int, clos
             body = f"{_opening(key)} @text{i} {literal(_END_VALUE)}"
         else:
             body = _typed(tool.schema, f"f{i}", rules)
-        rules.append(f"f{i}: {literal(tool.name + '>' + chr(10))} {body}")
+        rules.add(f"f{i}: {literal(tool.name + '>' + chr(10))} {body}")
         names.append(f"f{i}")
     return "\n".join([
         "calls: call" if one else 'calls: call ("\\n" call)*',
         f'call: <[{opens}]> "\\n<function=" ({" | ".join(names)}) "</function>\\n" <[{closes}]>',
-        *rules,
+        *rules.texts,
         _VALUE_RULE,
         _KEY_RULE,
     ]), parts
@@ -116,7 +133,7 @@ def _loose(schema: Mapping[str, Any]) -> str:
     return f"(({' | '.join(map(_opening, known))}) value)*"
 
 
-def _typed(schema: Mapping[str, Any], prefix: str, rules: list[str]) -> str:
+def _typed(schema: Mapping[str, Any], prefix: str, rules: _Rules) -> str:
     """The parameters of a call, in the schema's order. prefix: of the names of rules that are added."""
     schema = _without_ref(schema, schema)
     for keyword in ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties",
@@ -128,7 +145,8 @@ def _typed(schema: Mapping[str, Any], prefix: str, rules: list[str]) -> str:
             isinstance(key, str) for key in required):
         raise Untypable("properties or required of a wrong type")
     others = schema.get("additionalProperties")
-    unnamed = [key for key in required if key not in properties]
+    unnamed = [key for key in dict.fromkeys(required) if key not in properties]
+    must = frozenset(required)
     if unnamed and others is False:
         raise Untypable(f"required parameters that it does not allow: {', '.join(unnamed)}")
     written = []
@@ -136,42 +154,59 @@ def _typed(schema: Mapping[str, Any], prefix: str, rules: list[str]) -> str:
         if not _fits(key):
             raise Untypable(f"a parameter's name: {key!r:.60}")
         about = properties.get(key, others if isinstance(others, Mapping) else {"type": "string"})
-        rules.append(f"{prefix}_{i}: {_opening(key)} ({_value(about, schema)})")
-        written.append(f"{prefix}_{i}" if key in required else f"{prefix}_{i}?")
+        rules.add(f"{prefix}_{i}: {_opening(key)} ({_value(about, schema)})")
+        written.append(f"{prefix}_{i}" if key in must else f"{prefix}_{i}?")
     if not properties and isinstance(others, Mapping) and others:
-        rules.append(f'{prefix}_any: "<parameter=" key ">\\n" ({_value(others, schema)})')
+        rules.add(f'{prefix}_any: "<parameter=" key ">\\n" ({_value(others, schema)})')
         written.append(f"{prefix}_any*")
     return " ".join(written) or '""'
 
 
-def _value(schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
+def _value(schema: Any, root: Mapping[str, Any]) -> str:
     """A parameter's value and the closing tag behind it."""
+    alternatives = dict.fromkeys(_alternatives(schema, root, set(), 0))
+    if not alternatives:
+        raise Untypable("references that lead nowhere but to themselves")
+    # Free text reads as any of the types.
+    return "value" if "value" in alternatives else " | ".join(alternatives)
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any], met: set[str], depth: int) -> Iterator[str]:
+    """Yields rules, any of which a value may follow. met: the $refs looked into so far, each once: an alternative that
+    is met again adds nothing, and branches that all refer to the same would double the work with every level."""
     if depth > _DEPTH:
         raise Untypable("references that go too deep")
     if schema is False:
         raise Untypable("a parameter that nothing satisfies")
     if not isinstance(schema, Mapping):
-        return "value"
+        yield "value"
+        return
+    ref = schema.get("$ref")
+    if isinstance(ref, str):
+        if ref in met:
+            return
+        met.add(ref)
     schema = _without_ref(schema, root)
     types = value_types(schema, root)
     if types is None:
-        return "value"
-    if "string" not in types:
-        return _json(schema, root)
-    branches = _branches(schema, root)
-    if branches is not None:
-        return " | ".join(dict.fromkeys(_value(branch, root, depth + 1) for branch in branches))
-    if types == {"string"}:
-        return _string(schema)
-    if isinstance(schema.get("enum"), list):
+        yield "value"
+    elif "string" not in types:
+        yield _json(schema, root)
+    elif (branches := _branches(schema, root)) is not None:
+        for branch in branches:
+            yield from _alternatives(branch, root, met, depth + 1)
+    elif types == {"string"}:
+        yield _string(schema)
+    elif isinstance(schema.get("enum"), list):
         texts = [one for one in schema["enum"] if isinstance(one, str)]
         others = [one for one in schema["enum"] if not isinstance(one, str)]
-        return f"{_string({'enum': texts})} | {_json({'enum': others}, root)}"
-    texts_only = _string({key: value for key, value in schema.items() if key in _STRING_KEYWORDS})
-    if texts_only == "value":
-        # Free text reads as any of the types.
-        return "value"
-    return f"{texts_only} | {_json({**schema, 'type': sorted(types - {'string'})}, root)}"
+        yield _string({"enum": texts})
+        yield _json({"enum": others}, root)
+    else:
+        texts_only = _string({key: value for key, value in schema.items() if key in _STRING_KEYWORDS})
+        yield texts_only
+        if texts_only != "value":
+            yield _json({**schema, "type": sorted(types - {"string"})}, root)
 
 
 def _branches(schema: Mapping[str, Any], root: Any) -> list[Any] | None:

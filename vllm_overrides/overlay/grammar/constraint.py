@@ -14,7 +14,8 @@ class Constraint:
     which is free and ends with ``end_thought``. free: then comes free text, up to the grammar's first token; without
     it the grammar begins at once, and the sequence cannot end before the grammar allows it. openers: tokens that begin
     the grammar wherever they come, and are its first token. thought_budget: tokens that a thought may have; then the
-    distribution has one token left, ``end_thought``.
+    distribution has one token left, ``end_thought``. endless: neither a thought nor free text ends the sequence by the
+    model's own end.
     """
 
     grammar: str | None = None
@@ -23,6 +24,7 @@ class Constraint:
     free: bool = False
     openers: frozenset[int] = frozenset()
     thought_budget: int | None = None
+    endless: bool = False
 
     def __post_init__(self) -> None:
         if self.in_thought and self.end_thought is None:

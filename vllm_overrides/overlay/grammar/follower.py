@@ -111,7 +111,7 @@ class Follower:
             mask.fill(0)
             _set(mask, constraint.end_thought)
             return True
-        if self._phase == _THOUGHT and constraint.grammar is not None and not constraint.free:
+        if constraint.endless or (self._phase == _THOUGHT and constraint.grammar is not None and not constraint.free):
             # What must follow a grammar cannot end before it has begun. Where the request itself wants to stop, it may.
             self._without(mask, self._ends)
             return True

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.overlay.grammar.compiler import GrammarError
+from vllm.overlay.serving.fields import well_formed
 
 Part = dict[str, Any]
 
@@ -20,6 +21,8 @@ WHITESPACE = r"\x20|\r?\n[\x20\t]{0,60}"
 _IDLE: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False, ), "propertyNames": (True, {}, {"type": "string"}), "unevaluatedProperties": (True, {}),
     "unevaluatedItems": (True, {}), "dependentRequired": ({}, ), "dependentSchemas": ({}, )}
+# Keywords whose values count something; JSON Schema has 2.0 for 2, llguidance has not.
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 # Keywords whose values hold schemas.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -42,7 +45,7 @@ def json_part(schema: Any, *, lenient: bool = False, whitespace: str | None = No
 
 def _without_idle(schema: Any) -> Any:
     """The schema without keywords that demand nothing, which llguidance would refuse by their name alone, and which
-    libraries that write schemas like to write."""
+    libraries that write schemas like to write; and with whole numbers written as such."""
     if not isinstance(schema, dict):
         return schema
     kept = {}
@@ -55,6 +58,8 @@ def _without_idle(schema: Any) -> Any:
             value = [_without_idle(one) for one in value]
         elif keyword in _SINGLE:
             value = _without_idle(value)
+        elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+            value = int(value)
         kept[keyword] = value
     return kept
 
@@ -95,13 +100,14 @@ def alone(part: Part) -> str:
 
 
 def joined(parts: Sequence[Part]) -> str:
-    """The whole grammar of these parts, the first of which is where it starts.
+    """The whole grammar of these parts, the first of which is where it starts. Unpaired surrogates, which are no text,
+    are replaced.
 
     Raises:
         GrammarError: a part is nested too deeply.
     """
     try:
-        return json.dumps({"grammars": list(parts)}, ensure_ascii=False)
+        return well_formed(json.dumps({"grammars": list(parts)}, ensure_ascii=False))
     except RecursionError:
         raise GrammarError("nested too deeply") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -62,8 +63,9 @@ class Grammars:
         if self._compiler is None:
             raise ValueError(f"output cannot be kept to a grammar: {self._unavailable}")
         future, own = self._compiler.compiled(constraint.grammar), params.clone()
-        # Behind its end a grammar allows nothing but the tokens that end a sequence.
-        own.ignore_eos = False
+        # Behind its end a grammar allows nothing but the tokens that end a sequence; before it the follower keeps them
+        # away where they are to be ignored.
+        own.ignore_eos, own.constraint = False, dataclasses.replace(constraint, endless=params.ignore_eos)
 
         def add_compiled() -> None:
             own.template = future.result()

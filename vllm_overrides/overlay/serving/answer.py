@@ -63,10 +63,12 @@ class Answer(ABC):
             sum(len(prompt.token_ids) for prompt in self.prompts),
             sum(choice.completion_tokens for choice in self.choices),
             self.cached,
-            sum(choice.reasoning_tokens for choice in self.choices) if self.service.settings.reasoning_parser else None)
-        if self.clamped:
-            counts["output_clamped"] = True
-        return counts
+            self.reasoning_tokens if self.service.settings.reasoning_parser else None)
+        return {**counts, **self.usage_of_cut()}
+
+    def usage_of_cut(self) -> dict[str, Any]:
+        """What usage says beside the counts where the answer was cut by its time."""
+        return {"output_clamped": True} if self.clamped else {}
 
     def usage_of_chunk(self, last: bool) -> dict[str, Any]:
         """The usage of a stream's chunk. Last: of one that ends a choice, which tells of an answer that was cut even
@@ -74,6 +76,11 @@ class Answer(ABC):
         if self.options.include_usage:
             return {"usage": self.usage() if self.options.continuous_usage else None}
         return {"usage": self.usage()} if last and self.clamped else {}
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of all choices."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def cached(self) -> int:
@@ -129,8 +136,8 @@ class Answer(ABC):
             id=self.id, stream=self.options.stream, prompts=len(self.prompts) if len(self.prompts) > 1 else None,
             n=self.options.samples if self.options.samples > 1 else None, prompt_tokens=counts["prompt_tokens"],
             cached_tokens=self.cached, max_tokens=self.options.max_tokens, completion_tokens=generated,
-            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices) or None, ttft_s=first,
-            total_s=total, tps=generated / total if total > 0 else None,
+            reasoning_tokens=self.reasoning_tokens or None, ttft_s=first, total_s=total,
+            tps=generated / total if total > 0 else None,
             decode_tps=(generated - 1) / decoding if decoding else None, finish=", ".join(finishes) or None,
             clamped=self.clamped or None, error=error,
             prompt=[prompt.text[:settings.log_prompts] for prompt in self.prompts] if settings.log_prompts else None)

@@ -17,6 +17,7 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 import vllm.envs as envs
 from vllm.entrypoints.openai import api_server_stock
@@ -27,6 +28,7 @@ from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.anthropic.answer import count_tokens, messages_answer
 from vllm.overlay.serving.auth import ApiKeys
 from vllm.overlay.serving.completions import completion_answer
+from vllm.overlay.serving.connection import ClientGone, while_connected
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
 from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, new_id, serve, service_of
 from vllm.overlay.serving.limits import Admission, Limits
@@ -138,9 +140,12 @@ async def detokenize(request: Request) -> Response:
 @reset_router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget every prefix that was computed; requests under way go on. 200 when it is done."""
-    service = service_of(request)
-    await service.available()
-    await service.engine.reset_prefix_cache()
+    try:
+        await while_connected(service_of(request).engine.reset_prefix_cache(), request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_GONE)
+    except Exception as error:
+        raise failure(error, new_id()) from error
     return Response(status_code=200)
 
 
@@ -155,7 +160,8 @@ def build_app(args: Namespace) -> FastAPI:
     if not args.disable_web_page:
         app.include_router(page_router())
     app.openapi = lambda: openapi.document(  # type: ignore[method-assign]
-        app, app.state.service.settings.model_names, app.state.service.settings.max_model_len)
+        app, app.state.service.settings.model_names, app.state.service.settings.max_model_len,
+        app.state.service.vocab_size)
     app.root_path = args.root_path or ""
     app.state.limits = Limits.of(args)
     app.state.admission = Admission(app.state.limits)
@@ -230,6 +236,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     told = RequestError(f"{request.method} {path}: {why}", code="unknown_url" if error.status_code == 404 else None,
                         status=error.status_code)
     told.headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # Starlette names the methods of the first route that fits only; GET and HEAD are two.
+        told.headers["Allow"] = ", ".join(sorted({
+            method for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
+            for method in getattr(route, "methods", None) or ()}))
     return error_response(path, told)
 
 

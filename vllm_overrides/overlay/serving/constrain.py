@@ -21,7 +21,7 @@ from vllm.logger import init_logger
 from vllm.overlay.grammar.calls import Tool, Untypable, calls_rules
 from vllm.overlay.grammar.compiler import GrammarError, of_tokenizer
 from vllm.overlay.grammar.constraint import Constraint
-from vllm.overlay.grammar.source import Part, alone, joined
+from vllm.overlay.grammar.source import Part, alone, joined, regex_part
 from vllm.overlay.serving.errors import RequestError, not_supported
 from vllm.overlay.serving.normalise import ChatRequest
 from vllm.overlay.serving.structured import Structure
@@ -60,11 +60,15 @@ class Constrainer:
 
     def __init__(self, tokenizer: Any, markers: Markers) -> None:
         self._markers = markers
-        self._compiler = of_tokenizer(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+        self._compiler = of_tokenizer(tokenizer, len(tokenizer), [tokenizer.eos_token_id], on_trial=True)
 
     def close(self) -> None:
-        """End the threads."""
+        """End its threads and processes."""
         self._compiler.close()
+
+    async def get_ready(self) -> None:
+        """Returns when the first grammar need not wait for anything but its own compilation."""
+        await self._compiler.start_trials()
 
     async def of_completion(self, structure: Structure | None) -> Constraint | None:
         """The constraint of a completion's output, or None. Raises RequestError for a structure that is none."""
@@ -127,9 +131,16 @@ class Constrainer:
             except (Untypable, GrammarError):
                 # One tool at a time, to know which it is.
                 fitting = [name for name in calls.typed if await self._fits(calls, name)]
+            try:
                 return await self._with_rules(part, calls, fitting, breaks)
+            except (Untypable, GrammarError) as error:
+                logger.warning("calls of %d tools are not kept to their schemas, which are too much together: %s",
+                               len(fitting) - len(calls.strict), error)
+                return await self._with_rules(part, calls, calls.strict, breaks)
         except (ImportError, ValueError) as error:
             if calls.must or part is not None:
+                if isinstance(error, (Untypable, GrammarError)):
+                    raise RequestError(f"tools cannot be kept to: {error}.", param="tools") from None
                 raise _unable("tools", error) from error
             logger.warning("calls are not kept to any grammar: %s", error)
             return None
@@ -162,10 +173,19 @@ class Constrainer:
             part, grammar = await self._compiler.run(lambda: _made(structure))
             await self._compiled(grammar)
         except GrammarError as error:
+            if structure.whitespace is not None:
+                await self._check_whitespace(*structure.whitespace)
             raise RequestError(f"{structure.field} cannot be kept to: {error}.", param=structure.field) from None
         except (ImportError, ValueError) as error:
             raise _unable(structure.field, error) from error
         return part
+
+    async def _check_whitespace(self, field: str, pattern: str) -> None:
+        """Raises RequestError where the expression is at fault."""
+        try:
+            await self._compiled(await self._compiler.run(lambda: alone(regex_part(pattern))))
+        except GrammarError as error:
+            raise RequestError(f"{field} cannot be kept to: {error}.", param=field) from None
 
     async def _compiled(self, grammar: str) -> None:
         # Others may wait for the same one, so it is compiled even where this client leaves.

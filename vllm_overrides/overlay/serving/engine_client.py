@@ -139,10 +139,15 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
             os.kill(process.pid, END)
         if client is not None:
             client.close()
-        await asyncio.get_running_loop().run_in_executor(None, _end, process, 0 if lost else END_PATIENCE)
-        leftovers.remove_sockets(ipc_path)
-        leftovers.settle_metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"), process.pid)
-        reports.close()
+        ending = asyncio.get_running_loop().run_in_executor(None, _end, process, 0 if lost else END_PATIENCE)
+        try:
+            await asyncio.shield(ending)
+        finally:
+            # The server may end while what a lost engine has left is being removed.
+            await asyncio.wait({ending})
+            leftovers.remove_sockets(ipc_path)
+            leftovers.settle_metrics(os.environ.get("PROMETHEUS_MULTIPROC_DIR"), process.pid)
+            reports.close()
 
 
 def _end(process: Any, patience: float) -> None:

@@ -29,7 +29,12 @@ def described(check: T, **schema: Any) -> T:
 
 def schema_of(check: Check) -> dict[str, Any]:
     """The JSON schema of an optional field with this check."""
-    return {"anyOf": [_required(check), _ABSENT]} if _required(check) else {}
+    return optional(_required(check)) if _required(check) else {}
+
+
+def optional(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, or what counts as absent."""
+    return {"anyOf": [schema, _ABSENT]}
 
 
 def _required(check: Check) -> dict[str, Any]:

@@ -77,6 +77,17 @@ class Options:
 
 token_ids = fields.list_of(fields.integer(0, 2**31))
 
+
+def _request_id(value: Any, path: str) -> str:
+    """A client's own id of its request, which answer and log then show."""
+    read = fields.text(value, path)
+    if len(read) > _LONGEST_ID or not read.isprintable():
+        raise RequestError(f"{path} has at most {_LONGEST_ID} characters, all of them printable.", param=path)
+    return read
+
+
+request_id = fields.described(_request_id, type="string", maxLength=_LONGEST_ID)
+
 SHARED: dict[str, fields.Check] = {
     "model": fields.text,
     "max_tokens": fields.integer(0),
@@ -86,7 +97,7 @@ SHARED: dict[str, fields.Check] = {
     "top_p": fields.number(0, 1),
     "top_k": fields.integer(-1, 2**31 - 1),
     "min_p": fields.number(0, 1),
-    "repetition_penalty": fields.number(0, 2),
+    "repetition_penalty": fields.number(_LEAST_REPETITION, 2),
     "presence_penalty": fields.number(-2, 2),
     "frequency_penalty": fields.number(-2, 2),
     "n": fields.integer(1, MOST_CHOICES),
@@ -116,7 +127,7 @@ SHARED: dict[str, fields.Check] = {
     "structured_outputs": fields.anything,
     "return_token_ids": fields.flag,
     "return_tokens_as_token_ids": fields.flag,
-    "request_id": fields.text,
+    "request_id": request_id,
     "cache_salt": fields.text,
     "length_penalty": fields.number(),
     "bad_words": fields.list_of(fields.text),
@@ -147,8 +158,6 @@ def read_options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: 
     for name, why in _NOT_SERVED.items():
         if found.get(name):
             raise not_supported(name, why)
-    if found.get("repetition_penalty", 1.0) < _LEAST_REPETITION:
-        raise RequestError(f"repetition_penalty must be at least {_LEAST_REPETITION}.", param="repetition_penalty")
     if len(found.get("stop", ())) > _MOST_STOPS:
         raise RequestError(f"stop holds {len(found['stop'])} strings; {_MOST_STOPS} is the most.", param="stop")
     if "" in found.get("stop", ()):
@@ -178,7 +187,7 @@ def read_options(found: Mapping[str, Any], *, max_tokens: int | None, logprobs: 
         include_usage=streamed.get("include_usage", False),
         continuous_usage=streamed.get("continuous_usage_stats", False),
         tokens_as_ids=found.get("return_tokens_as_token_ids"),
-        request_id=_request_id(found.get("request_id")),
+        request_id=found.get("request_id"),
         **{name: found[name] for name in simple if name in found},
     )
 
@@ -190,14 +199,6 @@ def _bad_words(words: list[str]) -> tuple[str, ...]:
     if not all(word.strip() for word in words):
         raise RequestError("bad_words must not hold an empty word.", param="bad_words")
     return tuple(words)
-
-
-def _request_id(value: str | None) -> str | None:
-    """A client's own id of its request, which answer and log then show."""
-    if value is not None and (len(value) > _LONGEST_ID or not value.isprintable()):
-        raise RequestError(f"request_id has at most {_LONGEST_ID} characters, all of them printable.",
-                           param="request_id")
-    return value
 
 
 def _logit_bias(value: Mapping[str, Any]) -> dict[int, float]:

@@ -5,18 +5,20 @@ Every endpoint that takes a conversation comes through here, so that the same co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from vllm.overlay.serving import policy
 from vllm.overlay.serving.answer import Answer, choice_steps
 from vllm.overlay.serving.errors import RequestError
 from vllm.overlay.serving.fastpath import _large_completion_output_fastpath
-from vllm.overlay.serving.normalise import ChatRequest
+from vllm.overlay.serving.lanes import off_loop
+from vllm.overlay.serving.normalise import ChatRequest, normalise_chat
 from vllm.overlay.serving.render import Prompt
 from vllm.overlay.serving.sampling import check_sampling, sampling_params
 from vllm.overlay.serving.service import Service
+from vllm.overlay.serving.translate import in_terms_of
 
 # The lowest bias that the engine takes: no logits are that far apart.
 _BAN = -100.0
@@ -69,6 +71,33 @@ async def ready(service: Service, request: ChatRequest) -> Ready:
     prompt = replace(prompt, pictures=await service.pictures.read(pictures, prompt.offsets))
     return Ready(replace(request, pictures=()), prompt, params, stops,
                  service.settings.fastpath.budget_s if large else None)
+
+
+class Translated(Protocol):
+    """A request of another API. chat: the body of the chat request that it amounts to. names: see `in_terms_of`."""
+
+    chat: dict[str, Any]
+    names: dict[str, str]
+
+
+T = TypeVar("T", bound=Translated)
+
+
+async def ready_as_chat(service: Service, translate: Callable[[Any], T], body: Any) -> tuple[T, Ready]:
+    """(the request, everything of it up to generation), of a request that is translated into one for chat."""
+    asked = await off_loop(translate, body)
+    with in_terms_of(asked.names):
+        prepared = await ready(service, await off_loop(normalise_chat, asked.chat))
+    asked.chat = {}
+    return asked, prepared
+
+
+async def length_as_chat(service: Service, translate: Callable[[Any], Translated], body: Any) -> int:
+    """Tokens of the prompt of a request that is translated into one for chat."""
+    asked = await off_loop(translate, body)
+    with in_terms_of(asked.names):
+        prompt, _ = await rendered(service, await off_loop(normalise_chat, asked.chat))
+    return len(prompt.token_ids)
 
 
 class ConversationAnswer(Answer):

@@ -19,6 +19,11 @@ def sse(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_sse(body: dict[str, Any]) -> bytes:
+    """One server-sent event that is named by its ``type``."""
+    return f"event: {body['type']}\n".encode() + sse(body)
+
+
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int,
           reasoning_tokens: int | None = None) -> dict[str, Any]:
     """OpenAI's usage object. cached_tokens: prompt tokens that the engine did not compute again."""

@@ -107,6 +107,18 @@ class Restarts:
             raise EngineLost(f"it was lost ({self._why}) and is being started again")
         await self._client.check_health()
 
+    async def reset_prefix_cache(self) -> None:
+        """Returns when no prefix is known any more; an engine that is started meanwhile knows none. Raises RequestError
+        (503) when that takes too long."""
+        while True:
+            await self.available()
+            try:
+                await self._client.reset_prefix_cache()
+                return
+            except Exception:
+                if self._is_up:
+                    raise
+
     async def available(self) -> None:
         """Returns when there is an engine. Raises RequestError (503) when that takes too long."""
         until = self._loop.time() + self._policy.wait_s

@@ -281,6 +281,7 @@ async def warm_up(service: Service) -> None:
         answer = await completion_answer(service, {**request, "prompt": "Hello",
                                                    "response_format": {"type": "json_object"}})
         await answer.whole()
+        await service.constrainer.get_ready()
     except RequestError as error:
         logger.warning("Structured output is refused: %s", error)
 

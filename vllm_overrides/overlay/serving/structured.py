@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.overlay.grammar.source import Part, choice_part, grammar_part, json_part, regex_part
@@ -24,12 +24,14 @@ class Structure:
     """The form that the content must have. field: the request's field that says so, for messages.
 
     make: writes the grammar, which takes long where there is much of it. whole_output: the grammar is one of the whole
-    output, thoughts and calls and control tokens included, and nothing else is added to it.
+    output, thoughts and calls and control tokens included, and nothing else is added to it. whitespace: the field that
+    says what white space may stand in JSON, and its expression, for messages.
     """
 
     field: str
     make: Callable[[], Part]
     whole_output: bool = False
+    whitespace: tuple[str, str] | None = None
 
 
 def read_structure(body: Mapping[str, Any]) -> Structure | None:
@@ -109,7 +111,7 @@ def _structured_outputs(value: Any) -> Structure | None:
     whole = value.get("enable_in_reasoning")
     if whole is not None and not isinstance(whole, bool):
         raise wrong_type(f"{where}enable_in_reasoning", "a boolean", whole)
-    return Structure(found[0].field, found[0].make, whole_output=bool(whole))
+    return replace(found[0], whole_output=bool(whole))
 
 
 def _of_kind(kind: str, value: Any, field: str, whitespace: Any, whitespace_field: str) -> Structure | None:
@@ -122,7 +124,8 @@ def _of_kind(kind: str, value: Any, field: str, whitespace: Any, whitespace_fiel
         value = _ANY_OBJECT
     if kind in ("json", "json_object"):
         pattern = None if is_absent(whitespace) else fields.text(whitespace, whitespace_field)
-        return Structure(field, functools.partial(json_part, _schema(value, field), whitespace=pattern))
+        return Structure(field, functools.partial(json_part, _schema(value, field), whitespace=pattern),
+                         whitespace=None if pattern is None else (whitespace_field, pattern))
     if kind == "choice":
         choices = fields.list_of(fields.text)(value, field)
         return Structure(field, functools.partial(choice_part, choices))

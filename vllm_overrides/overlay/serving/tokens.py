@@ -40,10 +40,11 @@ async def render(service: Service, body: Any) -> dict[str, Any]:
 
 async def detokenize(service: Service, body: Any) -> dict[str, Any]:
     """Of ``{"model", "tokens"}``. Raises RequestError."""
-    checks = {"model": fields.text, "tokens": fields.list_of(fields.integer(0, service.vocab_size - 1))}
-    found = await off_loop(fields.read, fields.mapping(body, "body"), checks)
+    found = await off_loop(fields.read, fields.mapping(body, "body"), {"model": fields.text})
     service.check_model(found.get("model", service.settings.model_names[0]))
     if body.get("tokens") is None:
         raise missing("tokens")
-    prompt = await service.renderer.completion(found.get("tokens", []), Options())
+    # The one field there is: an empty list is the text "", other empty things are mistakes.
+    check = fields.list_of(fields.integer(0, service.vocab_size - 1))
+    prompt = await service.renderer.completion(await off_loop(check, body["tokens"], "tokens"), Options())
     return {"prompt": prompt.text}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.anthropic.blocks import BlockWriter
 from vllm.overlay.serving.anthropic.failure import error_body
 from vllm.overlay.serving.anthropic.request import MessagesRequest, translated
-from vllm.overlay.serving.lanes import off_loop
-from vllm.overlay.serving.normalise import normalise_chat
-from vllm.overlay.serving.prepare import ConversationAnswer, Ready, ready, rendered
+from vllm.overlay.serving.prepare import ConversationAnswer, Ready, length_as_chat, ready_as_chat
+from vllm.overlay.serving.respond import named_sse
 from vllm.overlay.serving.service import Service
-from vllm.overlay.serving.translate import in_terms_of
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -46,16 +44,16 @@ class MessagesAnswer(ConversationAnswer):
                         # Now it is known what the cache saved, which this event tells.
                         begun = True
                         nothing = {"stop_reason": None, "stop_sequence": None}
-                        yield _sse({"type": "message_start", "message": self._message([], nothing)})
+                        yield named_sse({"type": "message_start", "message": self._message([], nothing)})
                     for event in self._writer.write(step.events):
-                        yield _sse(event)
+                        yield named_sse(event)
             for event in self._writer.finish():
-                yield _sse(event)
-            yield _sse({"type": "message_delta", "delta": {**self._stop(), "stop_details": None, "container": None},
-                        "usage": self._usage()})
-            yield _sse({"type": "message_stop"})
+                yield named_sse(event)
+            stop = {**self._stop(), "stop_details": None, "container": None}
+            yield named_sse({"type": "message_delta", "delta": stop, "usage": self._usage()})
+            yield named_sse({"type": "message_stop"})
         except Exception as error:
-            yield _sse(error_body(failure(error, self.id)))
+            yield named_sse(error_body(failure(error, self.id)))
 
     def _message(self, content: list[dict[str, Any]], stop: Mapping[str, Any]) -> dict[str, Any]:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self.request.model, "content": content,
@@ -71,33 +69,20 @@ class MessagesAnswer(ConversationAnswer):
         """Here ``input_tokens`` are those that were computed; what the cache held is counted beside them."""
         counts = self.usage()
         cached = self.cached
-        extra = {name: value for name, value in counts.items() if name not in (
-            "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")}
         return {"input_tokens": counts["prompt_tokens"] - cached, "cache_read_input_tokens": cached,
                 "cache_creation_input_tokens": 0, "cache_creation": None,
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"thinking_tokens": sum(one.reasoning_tokens for one in self.choices)},
-                "server_tool_use": None, "service_tier": "standard", "inference_geo": None, **extra}
-
-
-def _sse(event: dict[str, Any]) -> bytes:
-    text = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {text}\n\n".encode()
+                "output_tokens_details": {"thinking_tokens": self.reasoning_tokens},
+                "server_tool_use": None, "service_tier": "standard", "inference_geo": None, **self.usage_of_cut()}
 
 
 async def messages_answer(service: Service, body: Any,
                           trace_headers: Mapping[str, str] | None = None) -> MessagesAnswer:
     """Everything of a request up to generation. Raises RequestError for what cannot be served."""
-    asked = await off_loop(translated, body)
-    with in_terms_of(asked.names):
-        prepared = await ready(service, await off_loop(normalise_chat, asked.chat))
-    asked.chat = {}
+    asked, prepared = await ready_as_chat(service, translated, body)
     return MessagesAnswer(service, prepared, asked, trace_headers)
 
 
 async def count_tokens(service: Service, body: Any) -> dict[str, Any]:
     """POST /v1/messages/count_tokens: how long the prompt would be."""
-    asked = await off_loop(translated, body, True)
-    with in_terms_of(asked.names):
-        prompt, _ = await rendered(service, await off_loop(normalise_chat, asked.chat))
-    return {"input_tokens": len(prompt.token_ids)}
+    return {"input_tokens": await length_as_chat(service, partial(translated, counting=True), body)}

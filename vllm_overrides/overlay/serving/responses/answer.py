@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -10,14 +9,12 @@ from typing import Any
 
 from vllm.overlay.serving.answer import failure
 from vllm.overlay.serving.choice import Step
-from vllm.overlay.serving.lanes import off_loop
 from vllm.overlay.serving.logprobs import chat_logprobs
-from vllm.overlay.serving.normalise import normalise_chat
-from vllm.overlay.serving.prepare import ConversationAnswer, Ready, ready, rendered
+from vllm.overlay.serving.prepare import ConversationAnswer, Ready, length_as_chat, ready_as_chat
+from vllm.overlay.serving.respond import named_sse
 from vllm.overlay.serving.responses.items import ItemWriter
 from vllm.overlay.serving.responses.request import ResponsesRequest, translated
 from vllm.overlay.serving.service import Service
-from vllm.overlay.serving.translate import in_terms_of
 
 
 class ResponsesAnswer(ConversationAnswer):
@@ -29,7 +26,7 @@ class ResponsesAnswer(ConversationAnswer):
         self._asked = asked
         self._params = ready.params
         self._created = int(time.time())
-        self._writer = ItemWriter(self.request.tools, asked.namespaces, self.request.show_thought)
+        self._writer = ItemWriter(self.request.tools, asked.namespaces, self.request.show_thought, asked.seals)
 
     async def whole(self) -> dict[str, Any]:
         """The response body."""
@@ -47,8 +44,7 @@ class ResponsesAnswer(ConversationAnswer):
             nonlocal number
             body = {"type": event["type"], "sequence_number": number, **event}
             number += 1
-            text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-            return f"event: {event['type']}\ndata: {text}\n\n".encode()
+            return named_sse(body)
 
         try:
             for kind in ("created", "in_progress"):
@@ -83,14 +79,12 @@ class ResponsesAnswer(ConversationAnswer):
 
     def _usage(self) -> dict[str, Any]:
         counts = self.usage()
-        extra = {name: value for name, value in counts.items() if name not in (
-            "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")}
         return {"input_tokens": counts["prompt_tokens"],
                 # Of OpenAI's prices: writing to the cache costs nothing here, and its client's type has to have it.
                 "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in self.choices)},
-                "total_tokens": counts["total_tokens"], **extra}
+                "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+                "total_tokens": counts["total_tokens"], **self.usage_of_cut()}
 
     def _logprobs(self, step: Step) -> list[dict[str, Any]]:
         if self.options.logprobs is None:
@@ -103,16 +97,10 @@ class ResponsesAnswer(ConversationAnswer):
 async def responses_answer(service: Service, body: Any,
                            trace_headers: Mapping[str, str] | None = None) -> ResponsesAnswer:
     """Everything of a request up to generation. Raises RequestError for what cannot be served."""
-    asked = await off_loop(translated, body)
-    with in_terms_of(asked.names):
-        prepared = await ready(service, await off_loop(normalise_chat, asked.chat))
-    asked.chat = {}
+    asked, prepared = await ready_as_chat(service, translated, body)
     return ResponsesAnswer(service, prepared, asked, trace_headers)
 
 
 async def input_tokens(service: Service, body: Any) -> dict[str, Any]:
     """POST /v1/responses/input_tokens: how long the prompt would be."""
-    asked = await off_loop(translated, body)
-    with in_terms_of(asked.names):
-        prompt, _ = await rendered(service, await off_loop(normalise_chat, asked.chat))
-    return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+    return {"object": "response.input_tokens", "input_tokens": await length_as_chat(service, translated, body)}

@@ -9,6 +9,7 @@ from uuid import uuid4
 from vllm.overlay.serving.calls import custom_input
 from vllm.overlay.serving.parse.events import CallArguments, CallStart, Content, Event, Thought
 from vllm.overlay.serving.respond import call_id
+from vllm.overlay.serving.responses.sealed import sealed
 from vllm.overlay.serving.tools import Tools
 
 _MESSAGE, _REASONING, _FUNCTION, _CUSTOM = "message", "reasoning", "function_call", "custom_tool_call"
@@ -21,10 +22,12 @@ _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 class ItemWriter:
     """Fed a choice's events, gives those of the stream. ``output`` are the items that are finished."""
 
-    def __init__(self, tools: Tools, namespaces: Mapping[str, tuple[str, str]], show_thought: bool) -> None:
+    def __init__(self, tools: Tools, namespaces: Mapping[str, tuple[str, str]], show_thought: bool,
+                 seals: bool = False) -> None:
         self._tools = tools
         self._namespaces = namespaces
         self._show_thought = show_thought
+        self._seals = seals
         self._item: dict[str, Any] | None = None
         self._parts: list[str] = []
         # Of the open item, and of what was generated since its last text.
@@ -107,6 +110,8 @@ class ItemWriter:
                 shown["logprobs"], self._due = self._logprobs + self._due, []
             whole = {**part, "text": text, **shown}
             item["content"] = [whole]
+            if kind == _REASONING and self._seals:
+                item["encrypted_content"] = sealed(text)
             out.append(self._event(f"{name}.done", content_index=0, text=text, **shown))
             out.append(self._event("content_part.done", content_index=0, part=whole))
         item["status"] = status

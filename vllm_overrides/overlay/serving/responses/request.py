@@ -9,6 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.overlay.serving import fields
 from vllm.overlay.serving.errors import RequestError, missing, not_supported, wrong_type
+from vllm.overlay.serving.responses.sealed import INCLUDE, unsealed
 from vllm.overlay.serving.translate import Conversation, same_fields, text_of
 
 logger = init_logger(__name__)
@@ -54,12 +55,14 @@ _FOREIGN = frozenset({
 @dataclass
 class ResponsesRequest:
     """chat: the body of the chat request. names: paths in it -> in the client's request. shown: what the answer repeats
-    of the request. namespaces: a function's name -> (namespace, its name in there)."""
+    of the request. namespaces: a function's name -> (namespace, its name in there). seals: whether thoughts come with
+    `encrypted_content`."""
 
     chat: dict[str, Any]
     names: dict[str, str]
     shown: dict[str, Any]
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+    seals: bool = False
 
 
 def translated(body: Any) -> ResponsesRequest:
@@ -94,7 +97,7 @@ def translated(body: Any) -> ResponsesRequest:
         "parallel_tool_calls": found.get("parallel_tool_calls", True), "top_logprobs": found.get("top_logprobs", 0),
         "safety_identifier": found.get("safety_identifier"), "prompt_cache_key": found.get("prompt_cache_key"),
         "user": found.get("user")}
-    return ResponsesRequest(chat, names, shown, namespaces)
+    return ResponsesRequest(chat, names, shown, namespaces, INCLUDE in found.get("include", ()))
 
 
 def _add_input(talk: Conversation, value: Any) -> None:
@@ -165,7 +168,7 @@ def _add_item(turn: _Turn, item: Mapping[str, Any], path: str) -> None:
     elif kind in ("function_call_output", "custom_tool_call_output"):
         turn.other({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}, path)
     elif kind == "reasoning":
-        said = text_of(item.get("content"), ("reasoning_text", "text"))
+        said = text_of(item.get("content"), ("reasoning_text", "text")) or unsealed(item.get("encrypted_content"))
         turn.thought(said or text_of(item.get("summary"), ("summary_text",)), path)
     elif kind == "item_reference":
         raise not_supported(path, _STORED)
