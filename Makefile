@@ -21,7 +21,7 @@ help:
 
 # The twin shows a conversation as soon as it is served.
 serve: overlay
-	@$(if $(MODEL),,$(PYTHON) worklogs/conversation.py --base-url http://$(patsubst 0.0.0.0,127.0.0.1,$(HOST)):$(PORT) --model $(NAME) --wait &) \
+	@$(if $(MODEL),,$(PYTHON) worklogs/conversation.py --base-url http://$(patsubst 0.0.0.0,127.0.0.1,$(HOST)):$(PORT) --model $(NAME) --wait $$$$ &) \
 	PYTHON=$(PYTHON) NAME=$(NAME) HOST=$(HOST) PORT=$(PORT) exec bash requirements/serve.sh "$(or $(MODEL),$(TWIN))" $(ARGS)
 
 acceptance: overlay

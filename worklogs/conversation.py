@@ -1,10 +1,9 @@
 """A conversation with a running server, as it goes: talk, a thought, a tool, JSON, a picture.
 
-    python worklogs/conversation.py --base-url http://127.0.0.1:8000 [--model llm] [--wait]
+    python worklogs/conversation.py --base-url http://127.0.0.1:8000 [--model llm] [--wait PID]
 
 Prints what is asked and, as they come, the model's thought, its words and its calls; nothing is judged. `make serve`
-shows it when it serves the twin. --wait: not before the server is ready, and not at all where the process that started
-this one ends first. Exit status: 0 all was answered, 1 something was not.
+shows it when it serves the twin. --wait: until the server is ready; where its process, PID, ends first, without a word. Exit status: 0 all was answered, 1 something was not.
 """
 
 from __future__ import annotations
@@ -113,11 +112,12 @@ def ready(base: str) -> bool:
         return False
 
 
-def wait(base: str) -> bool:
-    """Whether the server became ready before the process that started this one ended."""
-    parent = os.getppid()
+def wait(base: str, server: int) -> bool:
+    """Whether the server became ready before its process ended."""
     while not ready(base):
-        if os.getppid() != parent:
+        try:
+            os.kill(server, 0)
+        except ProcessLookupError:
             return False
         time.sleep(0.5)
     return True
@@ -127,10 +127,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="llm")
-    parser.add_argument("--wait", action="store_true")
+    parser.add_argument("--wait", type=int, metavar="PID")
     args = parser.parse_args()
     base = args.base_url.rstrip("/").removesuffix("/v1")
-    if args.wait and not wait(base):
+    if args.wait and not wait(base, args.wait):
         return 1
     try:
         say("")
