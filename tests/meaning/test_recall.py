@@ -1,8 +1,8 @@
 """One set of recall questions, asked in every way in which a server may compute them: the law of DESIGN 6 over HTTP.
 
 In float32 every way gives the tokens of the first, item by item; in bfloat16 as many answers are right, within one in a
-hundred. What is recalled stands in states and KV alike, so a state that is lost or of another request shows: the last
-test breaks them to prove it.
+hundred. What is recalled stands in states and KV alike, so a state that is lost or of another request shows:
+the negative control loses them to prove it.
 """
 
 from __future__ import annotations
@@ -94,6 +94,25 @@ def test_preempted(stressed, questions, cold):
     assert_law(*zip(*((got, right) for got, right in zip(answers, cold, strict=True) if right in short), strict=True))
 
 
+@pytest.mark.parametrize("tensor", ["conv", "recurrent"])
+def test_negative_control(live, stressed, items, questions, cold, monkeypatch, tensor):
+    """States that are lost between the pieces of a prompt must show in the tokens, and in what is recalled."""
+    begin = StatePool.apply_init
+
+    def drop(pool: StatePool, live_slots: torch.Tensor, inits: object) -> None:
+        begin(pool, live_slots, inits)
+        getattr(pool, tensor).zero_()
+
+    monkeypatch.setattr(StatePool, "apply_init", drop)
+    answers = stressed.all(questions[::2], at_once=False, cache_salt=tensor)
+    same = sum(got.tokens == right.tokens for got, right in zip(answers, cold[::2], strict=True))
+    print(f"{tensor}: {same} of {len(answers)} answers have the same tokens; "
+          f"{accuracy(items[::2], answers):.0%} right, {accuracy(items[::2], cold[::2]):.0%} of the unbroken ones")
+    assert same < len(answers) / 2
+    with pytest.raises(AssertionError):
+        assert_law(answers, cold[::2])
+
+
 def test_two_ranks(two_ranks, questions, cold):
     assert_law(two_ranks.all(questions, at_once=True), cold)
 
@@ -149,22 +168,3 @@ def test_bfloat16_under_stress(start, plain, arguments):
         assert server.metric("num_preemptions_total") > 0
     print(f"float32 {right:.1%}, bfloat16 {found:.1%} of {VERY_MANY}")
     assert within_a_hundredth(found, right)
-
-
-@pytest.mark.parametrize("tensor", ["conv", "recurrent"])
-def test_negative_control(live, stressed, items, questions, cold, monkeypatch, tensor):
-    """States that are lost between the pieces of a prompt must show in the tokens, and in what is recalled."""
-    begin = StatePool.apply_init
-
-    def drop(pool: StatePool, live_slots: torch.Tensor, inits: object) -> None:
-        begin(pool, live_slots, inits)
-        getattr(pool, tensor).zero_()
-
-    monkeypatch.setattr(StatePool, "apply_init", drop)
-    answers = stressed.all(questions[::2], at_once=False, cache_salt=tensor)
-    same = sum(got.tokens == right.tokens for got, right in zip(answers, cold[::2], strict=True))
-    print(f"{tensor}: {same} of {len(answers)} answers have the same tokens; "
-          f"{accuracy(items[::2], answers):.0%} right, {accuracy(items[::2], cold[::2]):.0%} of the unbroken ones")
-    assert same < len(answers) / 2
-    with pytest.raises(AssertionError):
-        assert_law(answers, cold[::2])
