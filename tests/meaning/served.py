@@ -91,11 +91,11 @@ class Twin:
             return list(pool.map(lambda question: self.ask(*question, **more)[0], questions))
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """The sum of a metric over its labels; 0 where nothing was counted yet."""
         text = httpx.get(f"{self.base}/metrics", timeout=TIMEOUT_S).text
-        values = [line.split()[-1] for line in text.split("\n") if line.split("{")[0] == f"vllm:{name}"]
-        assert values, f"no metric {name}"
-        return sum(map(float, values))
+        # A counter's declaration has no "_total" everywhere.
+        assert f"# TYPE vllm:{name.removesuffix('_total')}" in text, f"no metric {name}"
+        return sum(float(line.split()[-1]) for line in text.split("\n") if line.split("{")[0] == f"vllm:{name}")
 
     def _body(self, messages: Sequence[dict[str, Any]], thinking: bool, more: dict[str, Any]) -> dict[str, Any]:
         return {"model": "llm", "messages": list(messages), "temperature": 0, "max_tokens": LONGEST,
@@ -137,6 +137,17 @@ def assert_law(got: Sequence[Said], expected: Sequence[Said]) -> None:
 
     parted = assert_same(outputs(got), outputs(expected))
     print(f"{len(expected)} answers, {sum(len(answer.tokens) for answer in expected)} tokens, {parted} parted at a tie")
+
+
+def reusable(before: Said | None, prompt: Sequence[int]) -> int:
+    """Tokens of a prompt of which the turn before left a state: all that it computed, where the prompt repeats its
+    answer whole. An answer that is repeated in part, or in another form, has no state at the place where they part;
+    its prompt has."""
+    if before is None:
+        return 0
+    shared = common([*before.prompt, *before.tokens], prompt)
+    whole = len(before.prompt) + len(before.tokens)
+    return shared if shared >= whole - 1 else min(shared, len(before.prompt))
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

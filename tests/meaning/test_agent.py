@@ -12,7 +12,7 @@ import pytest
 
 from tests.meaning.floors import FILES
 from tests.meaning.folder import BYSTANDER, Folder, Task, draw
-from tests.meaning.served import LOST, Twin, common
+from tests.meaning.served import LOST, Said, Twin, reusable
 
 KINDS = ("read", "write", "copy", "list", "delete")
 EACH, AT_ONCE = 2, 5
@@ -24,12 +24,13 @@ def run(twin: Twin, task: Task, thinking: bool, root: Path) -> tuple[bool, str]:
     """Whether it ended with what was asked for, and what happened."""
     folder = Folder(root, task)
     history: list[dict[str, Any]] = [{"role": "user", "content": task.question}]
-    before, log = list[int](), [task.question]
+    log = [task.question]
+    before: Said | None = None
     for _ in range(STEPS):
         (said,) = twin.ask(history, thinking, tools=task.tools, cache_salt=str(root))
-        shared = common(before, said.prompt)
-        assert shared - LOST <= said.cached < len(said.prompt), f"{said.cached} cached of {shared} that were known"
-        before = [*said.prompt, *said.tokens]
+        known = reusable(before, said.prompt)
+        assert known - LOST <= said.cached < len(said.prompt), f"{said.cached} cached of {known} that were known"
+        before = said
         history.append(said.message())
         if said.finish != "tool_calls":
             log.append(said.content)

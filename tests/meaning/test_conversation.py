@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.meaning.conversation import conversation
 from tests.meaning.floors import CONVERSATION
-from tests.meaning.served import LOST, Twin, common
+from tests.meaning.served import LOST, Said, Twin, reusable
 
 # A picture's four colours, with their thought.
 LONGEST = 100
@@ -13,7 +13,8 @@ LONGEST = 100
 def test_thirteen_turns(plain: Twin):
     """Where the twin errs the history goes on with what is right, so that one mistake is not followed by others."""
     turns, tools = conversation("turns")
-    history, before, cached, right, shown = [], list[int](), list[int](), list[bool](), list[str]()
+    history, cached, right, shown = [], list[int](), list[bool](), list[str]()
+    before: Said | None = None
     assert len(turns) == 13
     for number, turn in enumerate(turns, start=1):
         history += turn.messages
@@ -21,8 +22,8 @@ def test_thirteen_turns(plain: Twin):
         streamed = plain.stream(history, turn.thinking, tools=tools, max_tokens=LONGEST)
         where = f"turn {number} ({turn.name})"
         assert streamed.shown() == whole.shown() and streamed.prompt == whole.prompt, where
-        shared, length = common(before, whole.prompt), len(whole.prompt)
-        assert shared - LOST <= whole.cached < length, f"{where}: {whole.cached} cached of {shared} that were known"
+        known, length = reusable(before, whole.prompt), len(whole.prompt)
+        assert known - LOST <= whole.cached < length, f"{where}: {whole.cached} cached of {known} that were known"
         assert length - 1 - LOST <= streamed.cached < length, f"{where}: {streamed.cached} cached of {length}"
         good = turn.right(whole)
         shown.append(f"{where}: {whole.cached} of {length} cached, {'right' if good else 'wrong'}: "
@@ -30,7 +31,7 @@ def test_thirteen_turns(plain: Twin):
         right += [good] * turn.judged
         if turn.messages[-1]["role"] == "user":
             cached.append(whole.cached)
-        before = [*whole.prompt, *whole.tokens]
+        before = whole
         history.append(whole.message() if good else turn.answer)
         if good and whole.calls:
             # The result that follows names its call.
