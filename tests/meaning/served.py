@@ -13,7 +13,7 @@ import httpx
 
 from tests.helpers.tiny_models import assert_same
 
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 LONGEST = 160
 # The most that a hit loses of what could be used again (DESIGN 1).
 LOST = 64

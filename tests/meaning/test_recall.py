@@ -155,6 +155,7 @@ def test_bfloat16(half, many):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arguments", [
     pytest.param((), id="plain"), pytest.param(("--tensor-parallel-size", "2"), id="two ranks"),
     pytest.param(("--max-num-batched-tokens", "64"), id="chunked"),
