@@ -14,7 +14,7 @@ was measured is never rewritten, a newer run is a new entry.
 Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), warm (its times), cache-sim (what
 cache_sim.py --keep kept, one row per outcome), grammar (what grammar_bench.py keeps, one column per record),
 agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (what tests/conformance/run.py --keep
-kept, one column per server).
+kept, one column per server), needle-recall (what needle_recall.py keeps, one row per length, one column per depth).
 """
 import argparse
 import json
@@ -184,9 +184,22 @@ def _names(ids: list[str]) -> str:
                       *(f"{client} {count}" for client, count in clients.items())])
 
 
+def needle_recall(records: list[Record]) -> str:
+    """Right of asked, by length and depth, and how many answers gave another needle."""
+    depths = sorted({row["depth"] for record in records for row in record["table"]})
+    rows = []
+    for record in records:
+        for length in dict.fromkeys(row["length"] for row in record["table"]):
+            found = {row["depth"]: row for row in record["table"] if row["length"] == length}
+            rows.append([f"{record['model']} on {column(record)}", f"{length:,}",
+                         *(f"{found[depth]['right']} of {found[depth]['asked']}" if depth in found else "not run"
+                           for depth in depths), str(sum(row["another"] for row in found.values()))])
+    return grid(["model", "tokens", *(f"depth {depth} %" for depth in depths), "another needle"], rows)
+
+
 KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim,
                                                    "grammar": grammar, "agent-roundtrip": agent_roundtrip,
-                                                   "conformance": conformance}
+                                                   "conformance": conformance, "needle-recall": needle_recall}
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:

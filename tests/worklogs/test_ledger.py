@@ -75,6 +75,22 @@ def test_bad_tables_are_one_line(results, table, words, capsys):
     assert words in error and error.startswith("ledger: ") and "\n" not in error
 
 
+def test_the_table_of_needles(results, capsys):
+    def row(length, depth, right):
+        return {"length": length, "depth": depth, "tokens": length, "asked": 5, "right": right, "another": 5 - right}
+
+    record = {"server": "ours", "version": "0.6.3", "commit": "abcdef0123", "model": "twin",
+              "table": [row(250, 0, 5), row(250, 50, 3), row(1000, 0, 1)]}
+    (results / "needles.json").write_text(json.dumps(record))
+    path = results / "LEDGER.md"
+    path.write_text("<!-- table: needle-recall needles.json -->\n<!-- end -->\n")
+    assert ledger.main(["--ledger", str(path), "--results", str(results)]) == 0, capsys.readouterr().err
+    assert path.read_text().splitlines()[1:-1] == [
+        "| model | tokens | depth 0 % | depth 50 % | another needle |", "| --- | --- | --- | --- | --- |",
+        "| twin on ours abcdef0 | 250 | 5 of 5 | 3 of 5 | 2 |",
+        "| twin on ours abcdef0 | 1,000 | 1 of 5 | not run | 4 |"]
+
+
 def test_conformance_is_told_by_kinds_of_failures():
     def check(name, verdict="ok", why=""):
         return {"id": name, "verdict": verdict, "why": why, "seconds": 0.1}
