@@ -142,7 +142,15 @@ def agent_roundtrip(records: list[Record]) -> str:
 
 
 def conformance(records: list[Record]) -> str:
-    """Per group of checks, how many each server passes; then what it fails, by kind of failure."""
+    """Per group of checks, how many each server passes; then what it fails, by kind of failure.
+
+    Records of one server and version are parts of one run: a server that a check ended was started again for the rest.
+    """
+    parts: dict[str, Record] = {}
+    for record in records:
+        one = parts.setdefault(column(record), {**record, "checks": []})
+        one["checks"] += record["checks"]
+    records = list(parts.values())
     groups = list(dict.fromkeys(_group(check["id"]) for record in records for check in record["checks"]))
 
     def cell(record: Record, group: str) -> str:

@@ -17,6 +17,8 @@ CALL = ("<tool_call>\n<function=get_weather>\n<parameter=city>\n北京 \"x\"\n</
         "</function>\n</tool_call>")
 ARGUMENTS = '{"city": "北京 \\"x\\"", "days": 3, "hours": [1, {"a": null}]}'
 
+(END_THINK,) = ids("</think>")
+
 # name: (answer, request, message, finish_reason). The prompt opens a thought unless the request switches it off.
 CASES = {
     "thought and answer": (f"{THOUGHT}\n</think>\n\nIt is 4.", {},
@@ -172,6 +174,18 @@ def test_what_the_engine_is_asked(request_fields, defaults, expected):
      "<|im_start|>system\nd<|im_end|>\n<|im_start|>user\na\ufffdb<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
     ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}], {"continue_final_message": True},
      "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nI am"),
+    # What is continued is empty, or stands in the template's own text behind it.
+    *(([{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}], {"continue_final_message": True},
+       f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n{said.rstrip()}")
+      for said in ("", "  ", "<", "The end", "im", "I am \n")),
+    ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "reasoning_content": "Hm."}],
+     {"continue_final_message": True},
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\n"),
+    ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x", "tool_calls": [
+        {"function": {"name": "f", "arguments": {"a": "x"}}}]}], {"continue_final_message": True},
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nx"),
+    ([{"role": "user", "content": "hi"}, {"role": "tool", "content": "res"}], {"continue_final_message": True},
+     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>user\n<tool_response>\nres"),
 ])
 def test_prompts(messages, fields, prompt):
     engine = FakeEngine("x")
@@ -204,6 +218,23 @@ def test_an_answer_that_is_continued():
     assert post(http, **request)["choices"][0]["message"]["content"] == " a model."
     assert post(http, **request, echo=True)["choices"][0]["message"]["content"] == "I am a model."
     assert gathered(stream(http, **request, echo=True))["message"]["content"] == "I am a model."
+
+
+def test_an_answer_that_the_template_does_not_show_cannot_be_continued():
+    http = client(FakeEngine("x"), chat_template="{{ messages[0].content }}")
+    response = http.post("/v1/chat/completions", json={"model": "llm", "continue_final_message": True, "messages": [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "continue_final_message"), response.text
+
+
+@pytest.mark.parametrize("asked", [[], [END_THINK]])
+def test_a_control_token_as_stop_string_is_the_stop_reason(asked):
+    """As text, unless the request names its id, too."""
+    fields = {"stop": ["</think>"], "stop_token_ids": asked}
+    expected = asked[0] if asked else "</think>"
+    assert post(client(FakeEngine("Hm.\n</think>\n\nNo.")), **fields)["choices"][0]["stop_reason"] == expected
+    last = stream(client(FakeEngine("Hm.\n</think>\n\nNo.")), **fields)[-1]
+    assert last["choices"][0]["stop_reason"] == expected
 
 
 def test_the_other_name_of_the_reasoning_field():

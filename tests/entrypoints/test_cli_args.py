@@ -86,3 +86,10 @@ def test_template_and_switches():
                  "--shutdown-timeout 5")
     assert (args.chat_template, args.generation_config, args.reasoning_field, args.shutdown_timeout) == ("x", "vllm",
                                                                                                          "reasoning", 5)
+
+
+def test_help_tells_what_is_different_from_stock():
+    text = " ".join(make_arg_parser(FlexibleArgumentParser()).format_help().split())
+    assert "Defaults to 1 for each modality" not in text
+    assert "image=N. Default: any number for the models of this overlay" in text
+    assert "after SIGTERM (default 30)" in text

@@ -23,6 +23,7 @@ def text_of(chunks: list[dict], index: int = 0) -> str:
     ("x<|im_start|>y", {"skip_special_tokens": False}, "x<|im_start|>y", "stop"),
     ("b", {"echo": True}, "hib", "stop"),
     ("b", {"echo": True, "max_tokens": 0}, "hi", "length"),
+    ("b", {"echo": True, "max_tokens": 0, "stop": "b"}, "hi", "length"),
 ])
 def test_streamed_and_whole(answer, request_fields, text, finish, together):
     http = client(FakeEngine(answer, together=together))

@@ -179,6 +179,32 @@ async def test_the_server_ends_while_a_lost_engine_is_removed(config, forked, mo
     assert not active_children()
 
 
+def hears_the_second_time(engine_args, engine_config, usage_context, ipc_path, report):
+    """The same, but ends only when it has been told to twice; how it ended stands in a file."""
+    said = Path(f"{ipc_path.removeprefix('ipc://')}_heard")
+    engine_process.stand_apart()
+
+    def once(*_):
+        signal.signal(engine_process.END, lambda *_: (said.write_text("twice"), os._exit(0)))
+
+    signal.signal(engine_process.END, once)
+    says_hello(ipc_path)
+    while True:
+        time.sleep(0.1)
+
+
+async def test_an_engine_is_told_to_end_until_it_does(config, forked, monkeypatch):
+    """It is not killed, as long as it ends within its time: a signal can come when nobody looks."""
+    forked(hears_the_second_time)
+    heard = []
+    monkeypatch.setattr(engine_client.leftovers, "remove_sockets",
+                        lambda path: heard.append(Path(f"{path.removeprefix('ipc://')}_heard").read_text()))
+    monkeypatch.setattr(engine_client, "_AGAIN_S", 0.05)
+    async with engine_client.in_own_process(*config):
+        engine, = active_children()
+    assert heard == ["twice"] and engine.exitcode == 0, (heard, engine.exitcode)
+
+
 async def test_an_engine_that_lives_but_is_given_up():
     """A loop that hangs, as the client's heartbeat finds: the server must not go on with it, nor requests wait."""
     waiting: asyncio.Queue = asyncio.Queue()

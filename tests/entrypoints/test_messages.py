@@ -83,6 +83,8 @@ CASES = {
     "cut before a value": (CALL, {"tools": [TOOL], "max_tokens": cut(CALL[:CALL.index("\n<parameter")])}, [use()],
                            "max_tokens", None),
     "a stop sequence": ("a b STOP c", {"stop_sequences": ["STOP"]}, [text("a b ")], "stop_sequence", "STOP"),
+    "a control token as stop sequence": ("Hm.</think>Yes.", {**THINK, "stop_sequences": ["</think>"]},
+                                         [thinking("Hm.")], "stop_sequence", "</think>"),
     "nothing": ("", {}, [], "end_turn", None),
 }
 

@@ -184,6 +184,7 @@ def test_limits_and_stops_end_a_form_as_ever(server):
     assert (long["message"]["content"], long["finish_reason"]) == ("yes", "stop")
     narrow = server.post(guided_choice=["yes"], allowed_token_ids=[5], **OFF)
     assert narrow.status_code == 400 and "allowed_token_ids leaves no token" in narrow.text, narrow.text
+    assert narrow.json()["error"]["param"] == "allowed_token_ids", narrow.text
 
 
 END = added_token_ids(479)["<|im_end|>"]

@@ -101,7 +101,8 @@ class FakeEngine:
     async def _outputs(self, tokens: Sequence[int], params: Any, request_id: str) -> AsyncIterator[RequestOutput]:
         for _ in range(self.prefill):
             yield RequestOutput(request_id, None, list(tokens), None, [CompletionOutput(0, "", [], None, None)], False)
-        left = [self._answer(self.answers[i % len(self.answers)], params) for i in range(params.n)]
+        answers = [self._answer(self.answers[i % len(self.answers)], params) for i in range(params.n)]
+        left = [answer for answer, _ in answers]
         ends = [len(answer) < params.max_tokens for answer in left]
         done = [False] * params.n
         while not all(done):
@@ -109,7 +110,8 @@ class FakeEngine:
                 if done[i]:
                     continue
                 new, left[i] = left[i][:self.together], left[i][self.together:]
-                new = [*new, EOS] if not left[i] and ends[i] else new
+                end = answers[i][1]
+                new = [*new, EOS if end is None else end] if not left[i] and ends[i] else new
                 done[i] = not left[i]
                 self.generated += len(new)
                 logprobs = None if params.logprobs is None else [alternatives(token, params.logprobs) for token in new]
@@ -117,17 +119,19 @@ class FakeEngine:
                 if params.prompt_logprobs is not None:
                     prompt_logprobs = [None] + [alternatives(token, params.prompt_logprobs) for token in tokens[1:]]
                 reason = ("stop" if ends[i] else "length") if done[i] else None
-                one = CompletionOutput(i, "", new, 0.0, logprobs, reason, None)
+                one = CompletionOutput(i, "", new, 0.0, logprobs, reason, end if reason == "stop" else None)
                 yield RequestOutput(request_id, None, list(tokens), prompt_logprobs, [one], all(done))
 
     @staticmethod
-    def _answer(text: str, params: Any) -> list[int]:
+    def _answer(text: str, params: Any) -> tuple[list[int], int | None]:
+        """(its tokens, the one of params.stop_token_ids that comes behind them)."""
         answer = ids(text)
+        end = None
         for at, token in enumerate(answer):
             if token in params.stop_token_ids:
-                answer = answer[:at]
+                answer, end = answer[:at], token
                 break
-        return answer[:params.max_tokens]
+        return answer[:params.max_tokens], end
 
 
 EOS = ids("<|im_end|>")[0]

@@ -17,6 +17,7 @@ SKIPPED = {
     "overlay/kernels/test_selftest.py::test_all_operators_pass_and_the_record_is_complete": NO_FLOAT16,
     "models/test_laws.py::*[[]float16]": NO_FLOAT16,
     "models/test_parity.py::*[[]float16]": NO_FLOAT16,
+    "models/test_cache_laws.py::*-float16]": NO_FLOAT16,
     "worker/test_one_code_path.py::test_half_precision_is_what_was_asked_for[[]float16]": NO_FLOAT16,
     "overlay/grammar/test_json_schema.py::*": "is about llguidance alone; the packages with the schemas are in .venv",
     "engine/test_stock_build.py::test_stock_knows_that_it_is_built_for_the_cpu": OTHER_PIN,

@@ -101,9 +101,11 @@ def test_conformance_is_told_by_kinds_of_failures():
         check("platform/t1", "skipped", "no pictures"),
         check("clients/pi/chat-1", "failed", 'refused: 400 {"error": 1}'),
         check("clients/pi/chat-2", "failed", "refused: 400 {}")]}
-    lines = ledger.conformance([ours, other]).splitlines()
+    rest = {**other, "checks": [check("clients/pi/chat-3")]}
+    lines = ledger.conformance([ours, other, rest]).splitlines()
+    assert len(other["checks"]) == 3, "the record was changed"
     assert lines[0] == "| passed | ours abcdef0 | llama.cpp b1 |" and lines[2:4] == [
-        "| platform | 1 of 1 | 0 of 0, 1 skipped |", "| pi | 2 of 2 | 0 of 2 |"], lines
+        "| platform | 1 of 1 | 0 of 0, 1 skipped |", "| pi | 2 of 2 | 1 of 3 |"], lines
     assert lines[-1] == "| llama.cpp b1 | refused with 400 | 2 | pi 2 |", lines
 
 

@@ -40,7 +40,7 @@ class CPUWorker(Worker):
         return platform_cpu.available_memory() // self.parallel_config.world_size, 1.0, None
 
     def _kv_tokens(self) -> int | None:
-        asked, block_bytes = envs.VLLM_CPU_KVCACHE_SPACE, self.get_cache_block_size_bytes()
+        asked, block_bytes = platform_cpu.kv_cache_space(), self.get_cache_block_size_bytes()
         if not asked or not block_bytes or self.cache_config.num_gpu_blocks_override is not None:
             return super()._kv_tokens()
         return asked * platform_cpu.GIB // block_bytes * self.cache_config.block_size
@@ -66,7 +66,7 @@ class CPUWorker(Worker):
             return 0, 0
         blocks = platform_cpu.kv_cache_blocks(block_bytes, self.cache_config.block_size,
                                               self.model_config.max_model_len, self.scheduler_config.max_num_seqs,
-                                              reserve, self.parallel_config.world_size, envs.VLLM_CPU_KVCACHE_SPACE)
+                                              reserve, self.parallel_config.world_size, platform_cpu.kv_cache_space())
         planned = "" if self.plan is None else f", {self.plan.workspace / platform_cpu.GIB:.2f} planned"
         _stock.logger.info("KV cache: %d tokens, %.2f GiB (a step needs %.2f GiB beside it%s).",
                            blocks * self.cache_config.block_size, blocks * block_bytes / platform_cpu.GIB,

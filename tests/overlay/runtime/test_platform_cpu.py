@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vllm.overlay.runtime import platform_cpu
-from vllm.overlay.runtime.platform_cpu import GIB, kv_cache_blocks
+from vllm.overlay.runtime.platform_cpu import GIB, kv_cache_blocks, kv_cache_space
 
 
 @pytest.fixture
@@ -48,6 +48,17 @@ def test_what_was_asked_for(free):
             ValueError,
             match=r"VLLM_CPU_KVCACHE_SPACE=1 \(GiB\) holds 32768 tokens, max_model_len is 262144: set it to 8 or"):
         blocks(block_bytes=512 * 1024, asked_gib=1)
+
+
+def test_a_size_that_is_none_is_named(monkeypatch):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert kv_cache_space() == 0
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    assert kv_cache_space() == 4
+    for wrong in ("0.5", "-1", "4GiB", ""):
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", wrong)
+        with pytest.raises(ValueError, match="^VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, got '"):
+            kv_cache_space()
 
 
 def test_measures():

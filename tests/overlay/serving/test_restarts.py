@@ -318,3 +318,11 @@ async def test_an_engine_that_is_given_up_and_not_yet_ended():
             await client.check_health()
         with pytest.raises(RequestError):
             await client.available()
+
+
+async def test_the_end_of_the_server_is_no_loss_of_the_engine():
+    """An engine that counts as lost is killed; this one is to be told to end."""
+    world = World()
+    async with Restarts(world.start, RestartPolicy()):
+        engine, = world.engines
+    assert world.running == 0 and not engine.failed.done(), engine.failed

@@ -25,9 +25,11 @@ _NOTICE_MS = 200
 
 
 class MQLLMEngine(_stock.MQLLMEngine):
-    """Stock's engine behind sockets. `on_stuck`, if set, is told why no step ends any more, from another thread."""
+    """Stock's engine behind sockets. `on_stuck`, if set, is told why no step ends any more, from another thread;
+    `on_cleanup`, if set, is called when the engine has been told to end."""
 
     on_stuck: Callable[[str], None] | None = None
+    on_cleanup: Callable[[], None] | None = None
     _welcome: threading.Thread | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,6 +62,8 @@ class MQLLMEngine(_stock.MQLLMEngine):
 
     def cleanup(self) -> None:
         """Stock's."""
+        if self.on_cleanup is not None:
+            self.on_cleanup()
         self._heartbeat_stop_event.set()
         if self._welcome is not None:
             # Sockets must not be closed while another thread looks at them.

@@ -14,6 +14,10 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     # Stock takes one.
     keys = next(action for action in parser._actions if action.dest == "api_key")
     keys.nargs, keys.metavar, keys.help = "+", "KEY", "requests below /v1 must bring one of these keys"
+    # Stock's text says 1 for everybody.
+    pictures = next(action for action in parser._actions if action.dest == "limit_mm_per_prompt")
+    pictures.help = ("how many pictures a request may have: image=N. Default: any number for the models of this "
+                     "overlay, 1 for others")
     group = parser.add_argument_group("options of the overlay")
     group.add_argument("--reasoning-parser", default=None,
                        help="split thoughts off the answer: qwen3. Default: they stay in the content.")
@@ -68,7 +72,7 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
                        help="write the text of prompts into the log, up to --max-log-len characters of each. Default: "
                        "no text of any request is logged")
     group.add_argument("--shutdown-timeout", type=_at_least(0), default=30,
-                       help="seconds that requests under way get to finish after SIGTERM")
+                       help="seconds that requests under way get to finish after SIGTERM (default 30)")
     return parser
 
 

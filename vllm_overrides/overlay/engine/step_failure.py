@@ -29,7 +29,15 @@ class NonFiniteLogits(StepFailed):
 
 class Refused(StepFailed, ValueError):
     """Reported to a request that cannot be served as it was asked for: its grammar cannot be compiled, or not be kept
-    to."""
+    to. param: the field of the request that is at fault, where it is one."""
+
+    param: str | None = None
+
+
+class NothingAllowed(Refused):
+    """Refused: what the request allows and what its grammar allows have no token in common."""
+
+    param = "allowed_token_ids"
 
 
 def can_go_on(engine: Any, virtual_engine: int) -> bool:

@@ -38,6 +38,8 @@ class Follower:
         self._allowed = None if allowed is None else frozenset(allowed)
         self._on_failure = on_failure
         self.failed: str | None = None
+        # Whether that is because of allowed_token_ids.
+        self.narrowed = False
         self._begin()
 
     def __deepcopy__(self, _: dict[int, Any]) -> Follower:
@@ -131,6 +133,7 @@ class Follower:
             _set(only, token)
         mask &= only
         if not mask.any():
+            self.narrowed = True
             self.failed = "allowed_token_ids leaves no token that the grammar allows next"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vllm.overlay.engine.nonfinite import FailedOutput
-from vllm.overlay.engine.step_failure import Refused
+from vllm.overlay.engine.step_failure import NothingAllowed, Refused
 from vllm.overlay.grammar.follower import Follower
 from vllm.overlay.kernels.token_mask import apply_token_mask
 from vllm.utils import is_pin_memory_available
@@ -45,7 +45,8 @@ def mark(outputs: Any, sampling_metadata: Any) -> None:
     for index, group in enumerate(getattr(sampling_metadata, "seq_groups", None) or ()):
         follower = getattr(group.sampling_params, "follower", None)
         if follower is not None and follower.failed is not None:
-            outputs[0].outputs[index] = FailedOutput([], None, follower.failed, failure=Refused)
+            failure = NothingAllowed if follower.narrowed else Refused
+            outputs[0].outputs[index] = FailedOutput([], None, follower.failed, failure=failure)
 
 
 def _compute(followers: list[tuple[Follower, int]], masks: np.ndarray[Any, Any]) -> None:

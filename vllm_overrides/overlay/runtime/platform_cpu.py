@@ -76,6 +76,14 @@ def _reset_peak() -> bool:
     return True
 
 
+def kv_cache_space() -> int:
+    """Returns VLLM_CPU_KVCACHE_SPACE in GiB, 0 where it is not set. Stock's reader does not name what it rejects."""
+    text = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "0")
+    if not text.strip().isdecimal():
+        raise ValueError(f"VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, got {text!r:.80}")
+    return int(text)
+
+
 def kv_cache_blocks(block_bytes: int, block_size: int, max_model_len: int, max_num_seqs: int, reserve: int, ranks: int,
                     asked_gib: int) -> int:
     """Returns how many KV blocks one rank allocates.

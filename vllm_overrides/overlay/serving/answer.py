@@ -191,7 +191,7 @@ def failure(error: Exception, request_id: str) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if isinstance(error, Refused):
-        return RequestError(str(error))
+        return RequestError(str(error), param=error.param)
     if isinstance(error, MQEngineDeadError):
         error = EngineLost("it does not answer any more")
     if isinstance(error, EngineLost):

@@ -49,13 +49,16 @@ class Choice:
     """
 
     def __init__(self, index: int, detokeniser: Detokeniser, parser: OutputParser | PlainParser, *,
-                 stops: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0) -> None:
+                 stops: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0,
+                 stop_names: Mapping[int, str] | None = None) -> None:
+        """stop_names: the tokens at which the engine stops because the request names them as text."""
         self.index = index
         self._detokeniser = detokeniser
         self._parser = parser
         self._stops = StopFilter(stops, include_stop)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self._stop_names = stop_names or {}
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         # Of all tokens together, where the engine was asked for it.
@@ -107,4 +110,5 @@ class Choice:
             finish_reason, stop_reason = "stop", self._stops.matched
         step.events += self._stops.flush()
         self.finish_reason = "tool_calls" if finish_reason == "stop" and self._parser.calls else finish_reason
-        self.stop_reason = stop_reason
+        self.stop_reason = self._stop_names.get(stop_reason, stop_reason) if isinstance(stop_reason, int) else (
+            stop_reason)

@@ -61,9 +61,8 @@ class CompletionAnswer(Answer):
             logprobs = _joined(opening_logprobs, self._logprobs(choice, merged))
             text = opening + "".join(() if self._prompt_only else texts[choice.index])
             bodies.append({"index": len(bodies), "text": text, "logprobs": logprobs,
-                           "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason,
-                           "prompt_logprobs": None, **self.of_prompt(choice.index // self._samples),
-                           **self._token_ids(merged.tokens)})
+                           **self._end(choice), "prompt_logprobs": None,
+                           **self.of_prompt(choice.index // self._samples), **self._token_ids(merged.tokens)})
         return {**self._head(), "choices": bodies, "usage": self.usage()}
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -96,14 +95,19 @@ class CompletionAnswer(Answer):
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "object": "text_completion", "created": self._created, "model": self._request.model}
 
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        """Why the choice has ended: not by a token that nobody is shown."""
+        if self._prompt_only and choice.finished:
+            return {"finish_reason": "length", "stop_reason": None}
+        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
     def _token_ids(self, tokens: list[int]) -> dict[str, Any]:
         if not self.options.return_token_ids:
             return {}
         return {"token_ids": [] if self._prompt_only else tokens}
 
     def _chunk(self, choice: Choice, text: str, logprobs: dict[str, Any] | None, extras: dict[str, Any]) -> bytes:
-        body = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason, **extras}
+        body = {"index": choice.index, "text": text, "logprobs": logprobs, **self._end(choice), **extras}
         chunk: dict[str, Any] = {**self._head(), "choices": [body]}
         chunk.update(self.usage_of_chunk(last=choice.finished))
         return respond.sse(chunk)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ logger = init_logger(__name__)
 
 # How often the client is asked whether it has given the engine up, in seconds.
 _LOOK_S = 0.5
+# How often an engine is told to end, in seconds.
+_AGAIN_S = 0.5
 
 
 @dataclass
@@ -152,8 +155,13 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
 
 def _end(process: Any, patience: float) -> None:
     """The end of the engine's process, and of all that it has started. patience: how long it may take to end by itself,
-    in seconds."""
-    process.join(patience)
+    in seconds; it has been told to, unless that is 0."""
+    until = time.monotonic() + patience
+    while process.exitcode is None and (left := until - time.monotonic()) > 0:
+        process.join(min(left, _AGAIN_S))
+        if process.exitcode is None:
+            # A signal that comes just before it waits for requests is looked at when that wait ends: after 10 s.
+            os.kill(process.pid, END)
     if process.exitcode is None:
         process.kill()
         process.join()

@@ -50,12 +50,14 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
     try:
         engine = MQLLMEngine.from_engine_args(engine_args=engine_args, usage_context=usage_context, ipc_path=ipc_path)
     except KeyboardInterrupt:
+        _settle()
         raise SystemExit(0) from None
     except Exception as error:
         log_failure(error)
         report.send(one_line(error))
         raise SystemExit(1) from None
     engine.on_stuck = end_at_once
+    engine.on_cleanup = _settle
     engine.start()
     # It returns only when it has failed; a wanted end interrupts it.
     failure = getattr(engine, "_errored_with", None)
@@ -91,6 +93,11 @@ def log_failure(error: Exception) -> None:
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt("the server ends the engine")
+
+
+def _settle() -> None:
+    """It has heard that it is to end; the server says so until it is gone."""
+    signal.signal(END, signal.SIG_IGN)
 
 
 def _end_with_parent() -> None:

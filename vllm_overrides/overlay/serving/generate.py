@@ -43,7 +43,7 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
                 backlog.put(position, output)
         except Exception as error:
             refused = isinstance(error, ValueError) and not begun
-            end(RequestError(str(error)) if refused else error)
+            end(RequestError(str(error), param=getattr(error, "param", None)) if refused else error)
         finally:
             # Where it was left in the middle, the engine hears of it now.
             await stream.aclose()  # type: ignore[attr-defined]

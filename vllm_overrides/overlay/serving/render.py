@@ -89,9 +89,12 @@ class Renderer:
         # Also where none may be called: another beginning of the prompt would lose every cached prefix.
         tools: Any = list(request.tools.definitions) or None
         ends = Ends()
+        cut_here = Placeholders.secret() if request.continue_final_message else ""
         try:
             if self._placeholders is not None:
                 messages, tools = self._placeholders.guarded((messages, tools), secret)
+            if cut_here:
+                messages = _marked(messages, cut_here)
             template = request.chat_template or self._chat_template
             watch = nullcontext(messages)
             if self._find_boundaries:
@@ -102,7 +105,6 @@ class Renderer:
                     tools=tools,
                     chat_template=template,
                     add_generation_prompt=request.add_generation_prompt,
-                    continue_final_message=request.continue_final_message,
                     tokenize=False,
                     **kwargs,
                 )
@@ -110,6 +112,8 @@ class Renderer:
             raise RequestError("These messages or tools are nested too deeply.", param="messages") from None
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
+        if cut_here:
+            text = _cut(text, cut_here)
         # A text that ends with the message to be continued was cut there.
         places = [place for place in ends.places if place <= len(text)]
         if (proper := well_formed(text)) != text:
@@ -166,6 +170,26 @@ class Renderer:
             begin += len(piece) + len(secret)
             done = here.stop
         return "".join(pieces), ids, found
+
+
+def _marked(messages: Sequence[Any], mark: str) -> list[Any]:
+    """The messages, the last of which ends with the mark.
+
+    transformers looks for the message's text from the prompt's end instead: it finds nothing of an empty message, and a
+    short one inside the tokens that end its turn ("end" in ``<|im_end|>``). Blanks at its end are left out, as the
+    model's template leaves them out: the model's words begin with theirs.
+    """
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": last["content"].rstrip() + mark}]
+
+
+def _cut(text: str, mark: str) -> str:
+    """A prompt up to the mark. Raises RequestError where the template did not write it."""
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise RequestError("The chat template does not show the last message, so it cannot be continued.",
+                           param="continue_final_message")
+    return before.replace(mark, "")
 
 
 def _truncated(ids: list[int], options: Options) -> list[int]:

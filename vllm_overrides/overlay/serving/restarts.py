@@ -156,7 +156,8 @@ class Restarts:
                     self._engine, self._client = engine, engine.client
                     if not self._first.done():
                         self._first.set_result(None)
-                    self._lose(await engine.failed)
+                    # Shielded: the end of the server cancels this task, which must not look like a lost engine.
+                    self._lose(await asyncio.shield(engine.failed))
             except Exception as error:
                 if not self._first.done():
                     raise

@@ -161,14 +161,16 @@ class Service:
         )
         # Control tokens are read even where the tokenizer counts them as special and would leave them out.
         options = request.options
-        return self._choice(index, options, prompt, parser, stops, self._special - set(self._marker_ids))
+        named = {token: text for token, text in self._marker_ids.items()
+                 if text in options.stop and token not in options.stop_token_ids}
+        return self._choice(index, options, prompt, parser, stops, self._special - set(self._marker_ids), named)
 
     def plain_choice(self, index: int, options: Options, prompt: Prompt) -> Choice:
         """A choice of a completion: all text, nothing parsed."""
         return self._choice(index, options, prompt, PlainParser(), options.stop, self._special)
 
     def _choice(self, index: int, options: Options, prompt: Prompt, parser: Any, stops: Sequence[str],
-                special: frozenset[int]) -> Choice:
+                special: frozenset[int], stop_names: Mapping[int, str] | None = None) -> Choice:
         skipped = special if options.skip_special_tokens else frozenset()
         detokeniser: Detokeniser
         if self._token_bytes is not None:
@@ -176,4 +178,4 @@ class Service:
         else:
             detokeniser = WindowDetokeniser(self._tokenizer, prompt.token_ids, skipped)
         return Choice(index, detokeniser, parser, stops=stops, include_stop=options.include_stop,
-                      min_tokens=options.min_tokens)
+                      min_tokens=options.min_tokens, stop_names=stop_names)
