@@ -3,7 +3,8 @@
     python worklogs/conversation.py --base-url http://127.0.0.1:8000 [--model llm] [--wait PID]
 
 Prints what is asked and, as they come, the model's thought, its words and its calls; nothing is judged. `make serve`
-shows it when it serves the twin. --wait: until the server is ready; where its process, PID, ends first, without a word. Exit status: 0 all was answered, 1 something was not.
+shows it when it serves the twin. --wait: until the server is ready; where its process, PID, ends first, without a word.
+Exit status: 0 all was answered, 1 something was not.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ def main() -> int:
         return 1
     try:
         say("")
-        converse(openai.OpenAI(base_url=f"{base}/v1", api_key=os.environ.get("VLLM_API_KEY", "none"), max_retries=0), args.model)
+        key = os.environ.get("VLLM_API_KEY", "none")
+        converse(openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0), args.model)
         say("")
     except openai.OpenAIError as error:
         print(f"\nconversation: {error}", file=sys.stderr)

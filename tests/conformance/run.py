@@ -3,8 +3,8 @@
     python -m tests.conformance.run --base-url http://127.0.0.1:8000 [--model llm] [--report FILE]
 
 Groups: `platform` (the checks of the evaluation platform), `history` (what its recorded requests hold), `clients`
-(requests recorded from real clients). What the model says is judged by `tests.acceptance`. With `--keep` the report also
-goes to remote_results/, for worklogs/ledger.py. Exit status: 0 all passed or skipped, 1 some failed, 2 wrong use.
+(requests recorded from real clients). What the model says is judged by `tests.acceptance`. With `--keep` the report
+also goes to remote_results/, for worklogs/ledger.py. Exit status: 0 all passed or skipped, 1 some failed, 2 wrong use.
 """
 
 from __future__ import annotations

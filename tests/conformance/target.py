@@ -12,6 +12,8 @@ import httpx
 
 CHAT = "/v1/chat/completions"
 # Read once: it takes longer than most requests.
+# Servers close an idle connection after 5 s, which must not be judged where the next request meets that.
+_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 _certificates = functools.cache(httpx.create_ssl_context)
 
 
@@ -50,7 +52,7 @@ class Target:
         """base: with or without ``/v1``; key: None sends none; timeout: seconds between two arrivals of bytes."""
         self.base, self.model = base.rstrip("/").removesuffix("/v1"), model
         keys = {} if key is None else {"Authorization": f"Bearer {key}", "x-api-key": key}
-        self._http = httpx.Client(timeout=timeout, verify=_certificates(), limits=httpx.Limits(max_connections=None),
+        self._http = httpx.Client(timeout=timeout, verify=_certificates(), limits=_LIMITS,
                                   headers={**keys, "anthropic-version": "2023-06-01"})
 
     def get(self, path: str) -> Answer:
