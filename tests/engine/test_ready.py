@@ -2,6 +2,7 @@
 import pickle
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -16,7 +17,7 @@ def engine(tmp_path):
     made = object.__new__(MQLLMEngine)
     made.ctx, made.data_ipc_path = zmq.Context(), f"ipc://{tmp_path}/data"
     made._heartbeat_stop_event = threading.Event()
-    made.engine = SimpleNamespace(is_tracing_enabled=lambda: False)
+    made.engine = SimpleNamespace(is_tracing_enabled=lambda: False, model_executor=Mock())
     return made
 
 
@@ -39,5 +40,7 @@ def test_who_asks_after_one_who_has_gone(engine):
                 assert socket.poll(10_000), "nobody answers the next one"
                 answer = pickle.loads(socket.recv())
                 assert isinstance(answer, RPCStartupResponse) and answer.tracing_enabled is False
+    executor = engine.engine.model_executor
     engine.cleanup()
     assert not engine._welcome.is_alive() and engine.ctx.closed
+    executor.shutdown.assert_called_once_with()

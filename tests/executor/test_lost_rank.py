@@ -385,3 +385,5 @@ class TestServer:
         assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length" and events[-1] == "[DONE]", events[-3:]
         assert server.end() == 0
         assert not any(map(alive, everybody))
+        # They were told, and had no reason to wait for one another.
+        assert "is killed" not in server.output().rpartition("Shutting down")[2], server.output()[-2000:]

@@ -61,14 +61,17 @@ class MQLLMEngine(_stock.MQLLMEngine):
                     socket.send_multipart((client, answer))
 
     def cleanup(self) -> None:
-        """Stock's."""
+        """Stock's, and the end of the other ranks: who waits for them in the end waits for processes that only a lost
+        parent, or a kill, ends."""
         if self.on_cleanup is not None:
             self.on_cleanup()
+        executor = self.engine.model_executor
         self._heartbeat_stop_event.set()
         if self._welcome is not None:
             # Sockets must not be closed while another thread looks at them.
             self._welcome.join()
         super().cleanup()
+        executor.shutdown()
 
     def _report_failure(self, failure: StepFailed) -> None:
         for request_id in failure.request_ids:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +101,8 @@ class Shards:
         shards = {file: names for file, header in self._shards.items()
                   if (names := [name for name in sorted(header, key=lambda name: header[name].start) if wanted(name)])}
         terminal = show and sys.stderr.isatty()
+        # By itself tqdm makes a lock between processes, too: a semaphore, which a process that is killed leaves behind.
+        tqdm.set_lock(threading.RLock())
         started = time.monotonic()
         for number, (file, names) in enumerate(tqdm(shards.items(), "Loading weights", unit=" shards",
                                                     disable=not terminal), 1):

@@ -50,7 +50,7 @@ class Choice:
 
     def __init__(self, index: int, detokeniser: Detokeniser, parser: OutputParser | PlainParser, *,
                  stops: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0,
-                 stop_names: Mapping[int, str] | None = None) -> None:
+                 stop_names: Mapping[Any, str] | None = None) -> None:
         """stop_names: the tokens at which the engine stops because the request names them as text."""
         self.index = index
         self._detokeniser = detokeniser
@@ -110,5 +110,4 @@ class Choice:
             finish_reason, stop_reason = "stop", self._stops.matched
         step.events += self._stops.flush()
         self.finish_reason = "tool_calls" if finish_reason == "stop" and self._parser.calls else finish_reason
-        self.stop_reason = self._stop_names.get(stop_reason, stop_reason) if isinstance(stop_reason, int) else (
-            stop_reason)
+        self.stop_reason = self._stop_names.get(stop_reason, stop_reason)

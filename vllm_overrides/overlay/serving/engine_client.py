@@ -138,8 +138,6 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
         if watching is not None:
             watching.cancel()
         lost = engine is not None and engine.failed.done()
-        if not lost and process.pid is not None and process.is_alive():
-            os.kill(process.pid, END)
         if client is not None:
             client.close()
         ending = asyncio.get_running_loop().run_in_executor(None, _end, process, 0 if lost else END_PATIENCE)
@@ -155,14 +153,15 @@ async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator
 
 def _end(process: Any, patience: float) -> None:
     """The end of the engine's process, and of all that it has started. patience: how long it may take to end by itself,
-    in seconds; it has been told to, unless that is 0."""
+    in seconds; 0: it is not told to."""
     until = time.monotonic() + patience
     while process.exitcode is None and (left := until - time.monotonic()) > 0:
+        # Repeated: one that comes just before it waits for requests is looked at when that wait ends: after 10 s.
+        os.kill(process.pid, END)
         process.join(min(left, _AGAIN_S))
-        if process.exitcode is None:
-            # A signal that comes just before it waits for requests is looked at when that wait ends: after 10 s.
-            os.kill(process.pid, END)
     if process.exitcode is None:
+        if patience:
+            logger.warning("the engine has not ended within %g s and is killed", patience)
         process.kill()
         process.join()
     leftovers.end_group(process.pid)
