@@ -267,6 +267,31 @@ def test_a_full_storage_is_told_of(page, site):
     assert "Conversations cannot be kept: full" in page.text("#notice") and page.texts(".assistant")
 
 
+def test_what_was_kept_and_cannot_be_read_is_told_of(page, site):
+    page.js("localStorage.setItem('vllm-chat', '{')")
+    page.load()
+    page.until("document.querySelector('#model').value === 'llm'")
+    assert "What this page had kept cannot be read" in page.text("#notice")
+
+
+def test_a_stream_that_is_cut_anywhere_is_read_whole(page):
+    """A byte at a time: through characters of several bytes, and between the two that end a line."""
+    page.js(r"""(() => {
+        const chunk = (delta, more = {}) =>
+            "data: " + JSON.stringify({choices: [{index: 0, delta, ...more}]}) + "\r\n\r\n";
+        const bytes = new TextEncoder().encode(": a comment\n\n" + chunk({reasoning_content: "想 🎉"})
+            + chunk({content: "中文 🇨🇳 "}) + chunk({content: "é"}, {finish_reason: "stop"}) + "data: [DONE]\n\n");
+        const before = window.fetch;
+        window.fetch = (url, options) => options.body ? Promise.resolve(new Response(new ReadableStream({start(out) {
+            for (const byte of bytes) out.enqueue(Uint8Array.of(byte));
+            out.close();
+        }}))) : before(url, options);
+    })()""")
+    ask(page, "Bytes")
+    assert page.texts(".assistant > .text") == ["中文 🇨🇳 é"] and not page.texts(".assistant .error")
+    assert page.js("document.querySelector('.thought div').textContent") == "想 🎉"
+
+
 def test_it_can_be_used_without_sight_and_without_a_mouse(page, site):
     site.engine.say(ANSWER)
     ask(page, "What is 2+2?")
