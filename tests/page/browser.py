@@ -52,6 +52,7 @@ def browser() -> Iterator[Browser]:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 def _port(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
@@ -124,7 +125,6 @@ class Page(_Connection):
     def __init__(self, address: str) -> None:
         self.errors: list[str] = []
         self.said: list[str] = []
-        self._dialogs = 0
         super().__init__(address)
         for domain in ("Page", "Runtime", "Log", "DOM", "Accessibility"):
             self.call(f"{domain}.enable")
