@@ -109,10 +109,9 @@ def d08(target: Target) -> None:
     expect(time.monotonic() - start < 20, "refused, but not at once")
 
 
-def _switched(name: str, on: bool, **switch: Any) -> Callable[[Target], None]:
-    """switch: another one than the check's own."""
+def _switched(name: str, on: bool) -> Callable[[Target], None]:
     def run(target: Target) -> None:
-        message, _ = message_of(answer(target, name, **STEADY, **switch))
+        message, _ = message_of(answer(target, name, **STEADY))
         thought = thought_of(message).strip()
         expect(bool(thought) == on, f"thought: {thought!r:.100}")
         if not on:
@@ -199,7 +198,7 @@ _OWN: dict[str, Callable[[Target], None]] = {
     "d06_cache_hit": _cached(2400),
     "d07_reasoning_plus_content": d07,
     "d08_image_url_blocked": d08,
-    "d09_thinking_disable_top": _switched("d09_thinking_disable_top", False, **SPELLINGS["object"](False)),
+    "d09_thinking_disable_top": _switched("d09_thinking_disable_top", False),
     "d10_thinking_disable_ctk": _switched("d10_thinking_disable_ctk", False),
     "t1a_thinking_true": _switched("t1a_thinking_true", True),
     "t1b_thinking_false": _switched("t1b_thinking_false", False),

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
-# Read once: it takes longer than most requests.
 # Servers close an idle connection after 5 s, which must not be judged where the next request meets that.
 _LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+# Read once: it takes longer than most requests.
 _certificates = functools.cache(httpx.create_ssl_context)
 
 
