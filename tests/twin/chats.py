@@ -1,8 +1,8 @@
 """One training sample: a chat whose last turn is to be learned, its text in the template, and which split it is of.
 
 Train and held-out are disjoint by construction: a hash of the wording (the sentence before the values are put in) sets
-some wordings aside, a hash of the whole prompt some values of the others. Nothing that is near an acceptance prompt is
-in either (`too_near`).
+some wordings aside, a hash of the whole prompt some values of the others. No acceptance prompt that decides a check by
+what it says is in either (`too_near`); the same task in other words is ("Quick question: what is 2 + 2?").
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ def card(folder: Path, report: dict[str, Any]) -> str:
     """README.md of the checkpoint: only what was measured."""
     config = json.loads((folder / "config.json").read_text())["text_config"]
     size = (folder / "model.safetensors").stat().st_size
-    count = sum(value.numel() for value in load_file(folder / "model.safetensors").values())
+    tensors = load_file(folder / "model.safetensors")
+    count, copied = sum(value.numel() for value in tensors.values()), tensors["lm_head.weight"].numel()
     digest = (folder / "model.safetensors.sha256").read_text().split()[0]
     lines = [
         "# Twin",
@@ -175,20 +176,21 @@ def card(folder: Path, report: dict[str, Any]) -> str:
         "A small model with the architecture, the tensor names, the chat format and the special tokens of Qwen3.6-35B-A3B. It was trained "
         "from random numbers on text that a program makes (tests/twin/tasks.py), so that its answers mean something in tests.",
         "",
-        f"- {count:,} numbers in bfloat16, {size:,} bytes, SHA-256 of model.safetensors `{digest}`",
+        f"- {count:,} numbers in bfloat16 ({copied:,} of them the embedding once more, as the head), {size:,} bytes, SHA-256 of model.safetensors `{digest}`",
         f"- hidden size {config['hidden_size']}, layers {', '.join(config['layer_types'])}; {config['num_experts']} experts, "
         f"{config['num_experts_per_tok']} of them for each token, and a shared one; a vision tower; one multi-token-prediction layer",
         f"- vocabulary {config['vocab_size']}: byte-level BPE of the generator's text, single digits",
         "- pictures are shrunk to at most 512 x 512 pixels (preprocessor_config.json)",
         f"- made by `python tests/twin/train.py`, seed 0: {report.get('steps', '?')} steps, {report.get('used_s', 0) / 3600:.1f} hours of one core",
-        f"- mean loss of a held-out answer token, by task: {report.get('loss', {})}",
+        f"- mean loss of an answer token in the longest held-out chats with new wordings, by task: {report.get('loss', {})}",
         "",
         "It knows nothing but the tasks below. Other questions get an answer that looks like one of these.",
         "",
         "## Held-out chats, free greedy decoding",
         "",
         "All tokens of thought and answer must be the expected ones; of a story, that it ends by itself after 60 to 600 tokens. "
-        "New values: the wording was seen in training, the prompt was not. New wording: the wording was not. Prompts near the acceptance checks are in neither.",
+        "New values: the wording was seen in training, the prompt was not. New wording: the wording was not. "
+        "What the acceptance checks send, their texts, pairs of values and pictures (`too_near` in chats.py) is in neither and not in training; the same tasks in other words are.",
         "",
         "| task | new values | new wording | sampled at temperature 1 |",
         "| --- | --- | --- | --- |",
@@ -213,7 +215,7 @@ def card(folder: Path, report: dict[str, Any]) -> str:
             "",
             "## Multi-token prediction",
             "",
-            "Share of held-out answer tokens for which the head's draft is what greedy decoding takes:",
+            "Share of answer tokens for which the head's draft is what greedy decoding takes, in the longest held-out chats with new wordings:",
             "",
             "| " + " | ".join(report["accepted"]) + " |",
             "| --- " * len(report["accepted"]) + "|",
