@@ -1,4 +1,4 @@
-"""Every client that asks whether the engine is up is told so, whoever asked and went before."""
+"""Every client that asks whether the engine is up is told so, whoever asked and went before; and how the talk ends."""
 import pickle
 import threading
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ def engine(tmp_path):
     made = object.__new__(MQLLMEngine)
     made.ctx, made.data_ipc_path = zmq.Context(), f"ipc://{tmp_path}/data"
     made._heartbeat_stop_event = threading.Event()
+    made.heartbeat_thread = threading.Thread(target=lambda: None)
     made.engine = SimpleNamespace(is_tracing_enabled=lambda: False, model_executor=Mock())
     return made
 
@@ -44,3 +45,22 @@ def test_who_asks_after_one_who_has_gone(engine):
     engine.cleanup()
     assert not engine._welcome.is_alive() and engine.ctx.closed
     executor.shutdown.assert_called_once_with()
+
+
+def test_no_heartbeat_is_sent_by_sockets_that_are_closed(engine):
+    """An end that comes during a step: the engine counts as failed, which the heartbeat wants to say."""
+    sending, seen = threading.Event(), []
+
+    def heartbeat():
+        sending.set()
+        engine._heartbeat_stop_event.wait(10)
+        # On the way to its socket when it is told to stop.
+        threading.Event().wait(0.2)
+        seen.append(engine.ctx.closed)
+
+    engine.heartbeat_thread = threading.Thread(target=heartbeat)
+    engine.heartbeat_thread.start()
+    sending.wait(10)
+    engine.cleanup()
+    engine.heartbeat_thread.join(10)
+    assert seen == [False], "the sockets were closed while the heartbeat used them"

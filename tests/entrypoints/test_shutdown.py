@@ -110,16 +110,57 @@ async def test_nor_for_whom_nobody_can_tell():
 
 
 async def test_a_second_signal():
-    engine = FakeEngine("word " * 500, delay=0.05)
+    """Nobody waits any more, and everybody is told; the server has said before that this is so."""
+    engine = WithQueues("word " * 500, delay=0.05)
+    running = Running(engine, "--shutdown-timeout", "60")
+    whole, streamed = (asyncio.ensure_future(running.request(max_tokens=3000, stream=stream))
+                       for stream in (False, True))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.3)
+    await asyncio.wait_for(running.task, server._FAREWELL_S)
+    *_, event, done = [line for line in (await streamed).text.split("\n\n") if line]
+    for error in ((await whole).json()["error"], json.loads(event.removeprefix("data: "))["error"]):
+        assert (error["code"], error["message"]) == (
+            "server_shutting_down", "The server ends at once, without finishing what is under way."), error
+    assert done == "data: [DONE]" and len(engine.aborted) == 2
+
+
+async def test_a_second_signal_for_whom_nobody_can_tell():
+    engine = FakeEngine(delay=60)
     running = Running(engine, "--shutdown-timeout", "60")
     request = asyncio.ensure_future(running.request())
     await asyncio.wait_for(engine.running.wait(), 10)
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.3)
-    await asyncio.wait_for(running.task, 10)
+    await asyncio.wait_for(running.task, server._FAREWELL_S + 3)
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_signals_before_it_is_ready(monkeypatch):
+    """The engine's end is waited for, however often the server is told to end."""
+    ended = []
+
+    async def starting(*_):
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append(True)
+
+    monkeypatch.setattr(startup_check, "check_deployed", lambda: "")
+    monkeypatch.setattr(server, "_serve", starting)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "m", "--host", "127.0.0.1", "--port", "0"])
+    task = asyncio.ensure_future(server.run_server(args))
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), number)
+    await asyncio.wait_for(task, 5)
+    assert ended == [True]
 
 
 async def test_the_engine_is_gone():

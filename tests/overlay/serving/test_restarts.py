@@ -326,3 +326,24 @@ async def test_the_end_of_the_server_is_no_loss_of_the_engine():
     async with Restarts(world.start, RestartPolicy()):
         engine, = world.engines
     assert world.running == 0 and not engine.failed.done(), engine.failed
+
+
+async def test_told_to_end_before_the_first_engine_is_up():
+    """Nothing of the engine is left when the server goes on with its end."""
+    ended = []
+
+    @asynccontextmanager
+    async def start():
+        try:
+            await asyncio.sleep(30)
+            yield
+        finally:
+            await asyncio.sleep(0.1)
+            ended.append(True)
+
+    task = asyncio.ensure_future(Restarts(start, RestartPolicy()).__aenter__())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]

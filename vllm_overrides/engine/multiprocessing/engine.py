@@ -67,9 +67,10 @@ class MQLLMEngine(_stock.MQLLMEngine):
             self.on_cleanup()
         executor = self.engine.model_executor
         self._heartbeat_stop_event.set()
-        if self._welcome is not None:
-            # Sockets must not be closed while another thread looks at them.
-            self._welcome.join()
+        # Sockets must not be closed while another thread looks at them.
+        for thread in (self._welcome, self.heartbeat_thread):
+            if thread is not None and thread.is_alive():
+                thread.join()
         super().cleanup()
         executor.shutdown()
 

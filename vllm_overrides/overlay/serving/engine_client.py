@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -157,7 +157,9 @@ def _end(process: Any, patience: float) -> None:
     until = time.monotonic() + patience
     while process.exitcode is None and (left := until - time.monotonic()) > 0:
         # Repeated: one that comes just before it waits for requests is looked at when that wait ends: after 10 s.
-        os.kill(process.pid, END)
+        # Another thread may be the one that hears of its end.
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, END)
         process.join(min(left, _AGAIN_S))
     if process.exitcode is None:
         if patience:

@@ -33,7 +33,7 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
     engine_config: the server's, so that the two cannot disagree; None = to be made of engine_args once more.
     """
     stand_apart()
-    from vllm.engine.multiprocessing.engine import MQLLMEngine
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def end_at_once(reason: str) -> None:
         # The main thread may be inside a collective or a kernel that never returns.
@@ -43,11 +43,12 @@ def run_engine(engine_args: Any, engine_config: Any, usage_context: Any, ipc_pat
             os._exit(1)
 
     ranks.on_loss(end_at_once)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     if engine_config is not None:
         # For a model that stock describes, making another takes as long as importing vLLM.
         engine_args.create_engine_config = lambda: engine_config
     try:
+        from vllm.engine.multiprocessing.engine import MQLLMEngine
+
         engine = MQLLMEngine.from_engine_args(engine_args=engine_args, usage_context=usage_context, ipc_path=ipc_path)
     except KeyboardInterrupt:
         _settle()

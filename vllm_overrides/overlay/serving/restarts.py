@@ -71,9 +71,14 @@ class Restarts:
     async def __aenter__(self) -> Restarts:
         """Raises StartError where the first engine does not come up."""
         self._keeping = asyncio.ensure_future(self._keep())
-        await asyncio.wait({self._keeping, self._first}, return_when=asyncio.FIRST_COMPLETED)
-        if not self._first.done():
-            self._keeping.result()
+        try:
+            await asyncio.wait({self._keeping, self._first}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._first.done():
+                self._keeping.result()
+        except BaseException:
+            # Python does not leave what it could not enter, and the engine would outlive a server that is told to end.
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

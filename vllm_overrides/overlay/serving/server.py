@@ -74,8 +74,17 @@ async def run_server(args: Namespace, **uvicorn_options: Any) -> None:
     main_task = asyncio.current_task()
     assert main_task is not None
     loop = asyncio.get_running_loop()
+    told = False
+
+    def end() -> None:
+        # Once: a second time it would interrupt the engine's end, which has a limit of its own.
+        nonlocal told
+        if not told:
+            main_task.cancel()
+        told = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, main_task.cancel)
+        loop.add_signal_handler(number, end)
     try:
         check_args(args)
         with contextlib.closing(bind(args.host, args.port)) as sock:
@@ -334,10 +343,18 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        # The second time, what is under way is dropped.
-        server.force_exit = server.should_exit
+        if server.should_exit:
+            engine_client.dismiss(engine.client, _ending("at once, without finishing what is under way."))
+            # Who cannot be told is dropped.
+            loop.call_later(_FAREWELL_S, setattr, server, "force_exit", True)
+            return
         server.should_exit = True
-        loop.call_later(args.shutdown_timeout, engine_client.dismiss, engine.client, _ending(args.shutdown_timeout))
+        left = args.shutdown_timeout
+        if under_way := len(server.server_state.tasks):
+            logger.info("told to end: %d under way, which may take %d s more (--shutdown-timeout); told once more, it "
+                        "ends them at once", under_way, left)
+        late = _ending(f"now: the request was not finished within the {left} s that were left (--shutdown-timeout).")
+        loop.call_later(left, engine_client.dismiss, engine.client, late)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
@@ -357,9 +374,8 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
         raise StartError(f"the engine is gone: {engine.failed.result()}")
 
 
-def _ending(seconds: int) -> RequestError:
-    return RequestError(f"The server is ending, and the request was not finished within the {seconds} s that were left "
-                        "(--shutdown-timeout).", status=503, kind=SERVER_ERROR, code="server_shutting_down")
+def _ending(how: str) -> RequestError:
+    return RequestError(f"The server ends {how}", status=503, kind=SERVER_ERROR, code="server_shutting_down")
 
 
 def ready_lines(args: Namespace, service: Service) -> str:
