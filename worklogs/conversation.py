@@ -114,7 +114,10 @@ def ready(base: str) -> bool:
 
 
 def wait(base: str, server: int) -> bool:
-    """Whether the server became ready before its process ended."""
+    """Whether the server became ready before its process ended. What answers before it can have started is another
+    one, which has the port; its own will end for that."""
+    if ready(base):
+        return False
     while not ready(base):
         try:
             os.kill(server, 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 from chats import NEW_VALUES, NEW_WORDING, TRAIN, Chat, Picture, split_of, squeezed, too_near
 from tasks import TASKS, assistant, draw, user
 
+from tests.acceptance.questions import ESSAYS, QUESTIONS, essay
 from tests.helpers.chat_template import render as by_template
 
 EACH = 60
@@ -76,6 +78,32 @@ def test_splits_are_disjoint_and_decided_by_the_chat(task):
 )
 def test_near_an_acceptance_prompt(chat):
     assert too_near(chat)
+
+
+@functools.cache
+def sent_by_the_checks() -> set[str]:
+    """Squeezed user messages of all checks, and of the long output."""
+    requests = [request for make in QUESTIONS.values() for request in make()]
+    requests += [essay(number, 1) for number in range(len(ESSAYS))]
+    found = set()
+    for request in requests:
+        for message in request.body.get("messages", ()):
+            content = message.get("content") or ""
+            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            found |= {squeezed(part["text"]) for part in parts if part["type"] == "text"}
+    return found - {""}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_chat_ends_with_what_a_check_sends(task):
+    """As sent: the text of the last user message, whatever the checks of it are."""
+    checks = sent_by_the_checks()
+    assert len(checks) > 25
+    for split in (TRAIN, NEW_VALUES, NEW_WORDING):
+        for chat in drawn(task, split):
+            content = [message["content"] for message in chat.messages if message["role"] == "user"][-1]
+            text = content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+            assert squeezed(text) not in checks, f"{split}: {text!r} is sent by a check"
 
 
 def test_other_values_are_not_near():

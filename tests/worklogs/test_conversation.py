@@ -63,3 +63,11 @@ def test_it_does_not_outlive_who_started_it():
         server.kill()
     said, _ = program.communicate(timeout=60)
     assert program.returncode == 1 and said == ""
+
+
+def test_it_does_not_talk_to_another_server_that_has_the_port(site):
+    asked = len(site.engine.requests)
+    with subprocess.Popen(["sleep", "600"]) as server:
+        done = run("--base-url", site.url, "--wait", str(server.pid))
+        server.kill()
+    assert (done.returncode, done.stdout, len(site.engine.requests)) == (1, "", asked)
