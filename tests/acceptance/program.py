@@ -28,8 +28,10 @@ from tests.acceptance.harness import LONG_OUTPUT, Harness
 from tests.acceptance.questions import QUESTIONS
 from tests.acceptance.table import NOT_SCORED
 from tests.conformance.checks import Outcome
+from worklogs import bench_record
 
 SHOWN = {"ok": "PASS", "failed": "FAIL", "skipped": "SKIP"}
+KINDS = ("ours", "vllm", "llama")
 _TICK_S = 1.0
 
 
@@ -53,6 +55,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--report", type=Path, metavar="FILE", help="JSON report, written after every check")
     parser.add_argument("--resume", action="store_true",
                         help="keep what passed by the report of an earlier run against the same server and model")
+    parser.add_argument("--keep", choices=KINDS, help="kind of the server: keep the report as a record for the ledger")
+    parser.add_argument("--server-version", default="", help="for the record, of a server that does not tell it")
+    parser.add_argument("--server-command", default="", help="for the record: how the server was started")
     parser.add_argument("--no-progress", action="store_true",
                         help="do not show on stderr what is under way (only shown on a terminal anyway)")
     args = parser.parse_args(arguments)
@@ -91,15 +96,16 @@ class Report:
                          for one in earlier["checks"] if one["status"] == "PASS"}
         self._values["utc"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._since = time.monotonic()
+        self.found: dict[str, Any] = {}
 
     def write(self, outcomes: Sequence[Outcome], **more: Any) -> None:
-        """The whole file anew. more: further fields, kept for the next time."""
+        """``found``, and the whole file anew. more: further fields, kept for the next time."""
         self._values.update(more)
-        if self._file is None:
-            return
-        found = {**self._values, "seconds": round(time.monotonic() - self._since, 1), "totals": totals(outcomes),
+        self.found = found = {**self._values, "seconds": round(time.monotonic() - self._since, 1), "totals": totals(outcomes),
                  "checks": [{"id": one.id, "status": SHOWN[one.verdict], "scored": is_scored(one.id), "why": one.why,
                              "seconds": round(one.seconds, 2)} for one in outcomes]}
+        if self._file is None:
+            return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         half = self._file.with_name(self._file.name + ".part")
         half.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -195,7 +201,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; --resume goes on from a --report", file=sys.stderr)
         return 130
     print(conclusion(outcomes))
+    if args.keep:
+        print(f"kept as {keep(args.keep, args.server_version, args.server_command, report.found).name}")
     return 0 if passed(outcomes, args.no_skip) else 1
+
+
+def keep(kind: str, version: str, command: str, found: Mapping[str, Any],
+         folder: Path = bench_record.RESULTS) -> Path:
+    """A report as a record. kind, version, command: of the server; version: what it says of itself counts more."""
+    said = found.get("version")
+    version = said.get("version", version) if isinstance(said, dict) else said or version
+    return bench_record.keep(f"acceptance-{kind}", {
+        "kind": "acceptance", **{name: value for name, value in found.items() if name != "base_url"}, "server": kind,
+        "version": version, **bench_record.commit(), "machine": bench_record.machine(),
+        "server_command": bench_record.without_paths(command.split())}, folder)
 
 
 def asked_about(harness: Harness, model: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance import harness as under_test
 from tests.acceptance.answers import RIGHT, SKIPPED, WRONG
-from tests.acceptance.program import main
+from tests.acceptance.program import keep, main
 from tests.acceptance.questions import QUESTIONS
 from tests.acceptance.stub import Reply, Script, served, streams, words
 from tests.acceptance.table import NOT_SCORED
@@ -103,6 +103,17 @@ def test_going_on(capsys, tmp_path):
         assert "another timeout_s" in capsys.readouterr().err
 
 
+def test_the_record_of_a_report(tmp_path):
+    found = {"base_url": "http://10.1.2.3", "model": "llm", "version": {"version": "0.6.3"}, "totals": {"PASS": 1},
+             "checks": [{"id": "t1"}]}
+    one, other = (json.loads(keep(kind, "b1", "serve /some/where/twin --port 1", {**found, "version": said}, tmp_path)
+                             .read_text(encoding="utf-8")) for kind, said in (("ours", found["version"]),
+                                                                              ("llama", None)))
+    assert (one["kind"], one["server"], one["version"], other["version"]) == ("acceptance", "ours", "0.6.3", "b1")
+    assert one["server_command"] == "serve twin --port 1" and one["checks"] == found["checks"]
+    assert "10.1.2.3" not in json.dumps(one)
+
+
 def test_no_server_and_another_model(capsys):
     assert main(["--base-url", "http://127.0.0.1:9"]) == 2
     assert "ConnectError" in capsys.readouterr().err
@@ -124,5 +135,5 @@ def test_help():
     done = subprocess.run([sys.executable, "-m", "tests.acceptance", "--help"], cwd=ROOT, capture_output=True,
                           text=True)
     assert done.returncode == 0 and "python -m tests.acceptance --base-url" in done.stdout, done
-    for option in ("--model", "--only", "--no-progress", "--report", "--resume", "--timeout"):
+    for option in ("--model", "--only", "--no-progress", "--report", "--resume", "--timeout", "--keep"):
         assert option in done.stdout, option

@@ -116,3 +116,18 @@ def test_conformance_is_told_by_kinds_of_failures():
     ("not of the client's type: [{}]", "not of the client's type"), ("'x' is not in 'y'", "'x' is not in")])
 def test_kind_of_a_failure(why, kind):
     assert ledger.failure(why) == kind
+
+
+def test_the_table_of_the_platforms_checks():
+    def check(name, status="PASS", scored=True, why="status 200"):
+        return {"id": name, "status": status, "scored": scored, "why": why, "seconds": 0.1}
+
+    ours = {"server": "ours", "version": "0.6.3", "commit": "abcdef0123", "long_tokens": 8192,
+            "totals": {"PASS": 2, "FAIL": 0, "SKIP": 0, "long_output": "PASS"},
+            "checks": [check("t1"), check("t2"), check("d08", "FAIL", scored=False)]}
+    other = {"server": "llama", "version": "b1", "commit": "abcdef0123", "long_tokens": 8192,
+             "totals": {"PASS": 1, "FAIL": 1, "SKIP": 1, "long_output": None},
+             "checks": [check("t1"), check("t2", "FAIL", why="status 500: a|b"), check("t3", "SKIP")]}
+    assert ledger.acceptance([ours, other]).splitlines()[2:] == [
+        "| ours abcdef0 | 2 of 2 | 0 | PASS (8,192 tokens) | nothing |",
+        "| llama.cpp b1 | 1 of 2 | 1 | not run | `t2`: status 500: a/b |"]
