@@ -101,14 +101,15 @@ class Report:
     def write(self, outcomes: Sequence[Outcome], **more: Any) -> None:
         """``found``, and the whole file anew. more: further fields, kept for the next time."""
         self._values.update(more)
-        self.found = found = {**self._values, "seconds": round(time.monotonic() - self._since, 1), "totals": totals(outcomes),
-                 "checks": [{"id": one.id, "status": SHOWN[one.verdict], "scored": is_scored(one.id), "why": one.why,
-                             "seconds": round(one.seconds, 2)} for one in outcomes]}
+        checks = [{"id": one.id, "status": SHOWN[one.verdict], "scored": is_scored(one.id), "why": one.why,
+                   "seconds": round(one.seconds, 2)} for one in outcomes]
+        self.found = {**self._values, "seconds": round(time.monotonic() - self._since, 1), "totals": totals(outcomes),
+                      "checks": checks}
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         half = self._file.with_name(self._file.name + ".part")
-        half.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        half.write_text(json.dumps(self.found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         half.replace(self._file)
 
 
