@@ -30,6 +30,7 @@ LONGEST = 700
 SPLITS = (NEW_VALUES, NEW_WORDING)
 # Sampling of generation_config.json.
 TEMPERATURE, TOP_K, TOP_P = 1.0, 20, 0.95
+END_OF_THOUGHT = "</think>"
 DISTANCES = (50, 100, 200, 400, 700, 1000, 2000, 4000, 8000)
 
 
@@ -97,11 +98,13 @@ def pick(logits: torch.Tensor, generator: torch.Generator) -> int:
 
 
 def is_right(chat: Chat, wanted: list[int], got: list[int], decoder: Decoder) -> bool:
-    """The same tokens; of a story only that it is one, has 60 to 600 tokens and ends."""
+    """The same answer; a thought may be in other words, but must be one where one is wanted, and must end. Of a story
+    only that it is one, has 60 to 600 tokens and ends."""
     if chat.task == "story":
         text = decoder.tokenizer.decode(got)
         return got[-1] in decoder.ends and 60 <= len(got) <= 600 and any(last in text for last in stories.LAST)
-    return got == wanted
+    said, expected = (decoder.tokenizer.decode(ids, skip_special_tokens=False).split(END_OF_THOUGHT) for ids in (got, wanted))
+    return len(said) == len(expected) and said[-1] == expected[-1]
 
 
 def table(decoder: Decoder, count: int) -> tuple[dict[str, dict[str, str]], list[str]]:
@@ -188,7 +191,7 @@ def card(folder: Path, report: dict[str, Any]) -> str:
         "",
         "## Held-out chats, free greedy decoding",
         "",
-        "All tokens of thought and answer must be the expected ones; of a story, that it ends by itself after 60 to 600 tokens. "
+        "The answer must be the expected one, character by character (the thought before it may be in other words); a story must end by itself after 60 to 600 tokens. "
         "New values: the wording was seen in training, the prompt was not. New wording: the wording was not. "
         "What the acceptance checks send, their texts, pairs of values and pictures (`too_near` in chats.py) is in neither and not in training; the same tasks in other words are.",
         "",

@@ -10,12 +10,13 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.0")
 
-from chats import TRAIN  # noqa: E402
+from chats import TRAIN, Chat  # noqa: E402
 from export import export  # noqa: E402
-from judge import Decoder  # noqa: E402
+from judge import Decoder, is_right  # noqa: E402
 from model import Network  # noqa: E402
 from packing import assemble, encode  # noqa: E402
-from tasks import draw  # noqa: E402
+from tasks import draw, user  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
 from tokens import make  # noqa: E402
 from train import Trainer  # noqa: E402
 
@@ -55,3 +56,24 @@ def test_greedy_tokens(task, tmp_path):
         best = trainer.logits(trainer.hidden(batch)[0], batch.at).argmax(-1).tolist()
     print(task, "decoded", got, "by one pass", best)
     assert got == best
+
+
+@pytest.mark.parametrize(
+    ("thought", "said", "right"),
+    [
+        ("Three.", "I know it.\n</think>\n\n3<|im_end|>", True),
+        ("Three.", "I know it.\n</think>\n\n4<|im_end|>", False),
+        ("Three.", "3<|im_end|>", False),
+        ("Three.", "Three.\n</think>\n\n3", False),
+        (None, "3<|im_end|>", True),
+        (None, "3.<|im_end|>", False),
+        (None, "3\n</think>\n\n3<|im_end|>", False),
+    ],
+)
+def test_what_is_right(tmp_path, thought, said, right):
+    """The answer counts; of a thought, that it is there where it should be, and ends."""
+    make(tmp_path, count=300, size=800)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    chat = Chat("arithmetic", "", [user("1 + 2?")], "3", thought=thought)
+    wanted, got = (tokenizer.encode(text, add_special_tokens=False).ids for text in (chat.target(), said))
+    assert is_right(chat, wanted, got, argparse.Namespace(tokenizer=tokenizer, ends=set())) is right
