@@ -2,26 +2,34 @@
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 MODEL ?=
+# A small model that was trained on the tasks of tests/twin: what is served where no other is named.
+TWIN := tests/twin/checkpoint
 NAME ?= llm
 HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve bench test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
+.PHONY: help serve acceptance bench test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
 
 help:
-	@echo 'make serve [MODEL=/path] [PORT=8000] [ARGS="..."]   serve the demo checkpoint, or a real one, as "$(NAME)" in the foreground'
+	@echo 'make serve [MODEL=/path] [PORT=8000] [ARGS="..."]   serve the twin, or a checkpoint of yours, as "$(NAME)" in the foreground'
+	@echo 'make acceptance [MODEL=/path] [ARGS="--only t2_*"]   would the platform'"'"'s functional checks pass? (our server, or tests.acceptance'"'"'s --help)'
 	@echo 'make bench [MODEL=/path] [ARGS="..."]               a small formal bench of our server, and a report page (docs/bench.md)'
 	@echo 'make test                                          the whole suite, as CI runs it'
 	@echo 'make test-long                                     the long tests; the result is kept in remote_results/'
 	@echo 'make test-torch21 [VENDOR_TREE=/path/to/vllm]       the Python, torch and transformers of the vendor'"'"'s image; with its files, on those'
-	@echo 'make lint | overlay | demo | clean                 checks only | lay the overlay into .venv | make the demo checkpoint | remove what was built'
+	@echo 'make lint | overlay | demo | clean                 checks only | lay the overlay into .venv | make a random checkpoint with the real tokenizer in .cache/demo | remove what was built'
 
-serve: overlay $(if $(MODEL),,demo)
-	@PYTHON=$(PYTHON) NAME=$(NAME) HOST=$(HOST) PORT=$(PORT) bash requirements/serve.sh "$(or $(MODEL),.cache/demo)" $(ARGS)
+# The twin shows a conversation as soon as it is served.
+serve: overlay
+	@$(if $(MODEL),,$(PYTHON) worklogs/conversation.py --base-url http://$(patsubst 0.0.0.0,127.0.0.1,$(HOST)):$(PORT) --model $(NAME) --wait $$$$ &) \
+	PYTHON=$(PYTHON) NAME=$(NAME) HOST=$(HOST) PORT=$(PORT) exec bash requirements/serve.sh "$(or $(MODEL),$(TWIN))" $(ARGS)
 
-bench: overlay $(if $(MODEL),,demo)
-	@PYTHON=$(PYTHON) bash worklogs/small_bench.sh "$(or $(MODEL),.cache/demo)" $(ARGS)
+acceptance: overlay
+	@$(PYTHON) -m tests.acceptance.serve "$(or $(MODEL),$(TWIN))" --report .cache/acceptance/report.json $(ARGS)
+
+bench: overlay
+	@PYTHON=$(PYTHON) bash worklogs/small_bench.sh "$(or $(MODEL),$(TWIN))" $(ARGS)
 
 test: env-test env-reference overlay
 	@$(PYTHON) tests/run.py

@@ -115,6 +115,23 @@ stock_source() { # PYTHON: keeps vLLM's source package in the cache
         -d "$cache" -r "$here/stock.txt" || die "vLLM's source package could not be downloaded"
 }
 
+browser() { # tests/page drives one; without it they are skipped
+    local each
+    for each in "${CHROMIUM:-}" chromium-headless-shell chromium chromium-browser google-chrome; do
+        [ -n "$each" ] && command -v "$each" >/dev/null && return
+    done
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing Debian's Chromium, for the tests of the web page"
+        apt-get update -qq >&2
+        # Debian before 12 has the whole browser only.
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium-headless-shell >&2 ||
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >&2 ||
+            die "Chromium could not be installed; tests/page needs it"
+    else
+        say "no Chromium: the web page is not tested in a browser; sudo apt-get install chromium-headless-shell"
+    fi
+}
+
 json_schema_suite() { # keeps jsonschema's source package, which has the JSON-Schema-Test-Suite in it, in the cache
     local wanted; wanted=$(sed -n 's/^\(jsonschema\)==\([0-9.]*\) .*/\1-\2.tar.gz/p' "$here/json_schema_suite.txt")
     [ -e "$cache/$wanted" ] && return
@@ -148,7 +165,7 @@ main() {
     flock -n 9 || { say "another setup runs in this folder; waiting for it"; flock 9; }
     case ${1:-} in
         serve) serve_environment ;;
-        test) serve_environment; install_lock "$root/.venv" test; json_schema_suite ;;
+        test) serve_environment; install_lock "$root/.venv" test; json_schema_suite; browser ;;
         reference) make_venv "$root/.venv-reference"; install_lock "$root/.venv-reference" reference ;;
         torch21) torch21_environment ;;
         *) die "usage: setup.sh serve|test|reference|torch21" ;;

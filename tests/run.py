@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PYTHON_SOURCES = ["patches", "vllm_overrides", "worklogs", "tests"]
 # Started first, so that the last process to finish is a short one. A suite that is not named here comes after them.
-LONGEST_FIRST = ["models", "conformance", "e2e", "core", "worker", "entrypoints", "executor", "overlay", "submission",
-                 "patches", "worklogs"]
+LONGEST_FIRST = ["models", "conformance", "e2e", "meaning", "core", "worker", "entrypoints", "executor", "overlay",
+                 "submission", "patches", "worklogs"]
 NO_TESTS = 5        # pytest's exit status when it collected none
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 

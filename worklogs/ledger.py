@@ -14,11 +14,12 @@ was measured is never rewritten, a newer run is a new entry.
 Kinds: prefix-cache (what prefix_cache_bench.py keeps, one column per record), warm (its times), cache-sim (what
 cache_sim.py --keep kept, one row per outcome), grammar (what grammar_bench.py keeps, one column per record),
 agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (what tests/conformance/run.py --keep
-kept, one column per server), formal-perf and gates (what formal_perf_bench.py keeps, one row and one column per
-record), decode-microbench (what decode_microbench.py keeps, one row per context and batch), startup (what
-startup_bench.py keeps, one row per phase), comparison (what compare.py --keep kept), replay-sim and replay-sim-check
-(what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from them), cross-check
-(what peers/cross_check.py keeps, one row per tool).
+kept, one column per server), needle-recall (what needle_recall.py keeps, one row per length, one column per depth),
+acceptance (what tests.acceptance keeps, one row per server), formal-perf and gates (what formal_perf_bench.py keeps,
+one row and one column per record), decode-microbench (what decode_microbench.py keeps, one row per context and batch),
+startup (what startup_bench.py keeps, one row per phase), comparison (what compare.py --keep kept), replay-sim and
+replay-sim-check (what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from
+them), cross-check (what peers/cross_check.py keeps, one row per tool).
 """
 import argparse
 import json
@@ -196,9 +197,36 @@ def _names(ids: list[str]) -> str:
                       *(f"{client} {count}" for client, count in clients.items())])
 
 
+def acceptance(records: list[Record]) -> str:
+    """The platform's checks per server: of the scored ones how many passed, the long output, and what did not pass."""
+    rows = []
+    for record in records:
+        counts = record["totals"]
+        bad = [f"`{check['id']}`: {check['why']}".replace("|", "/")[:100] for check in record["checks"]
+               if check["status"] == "FAIL" and check["scored"]]
+        rows.append([column(record), f"{counts['PASS']} of {counts['PASS'] + counts['FAIL']}", str(counts["SKIP"]),
+                     f"{counts['long_output']} ({record['long_tokens']:,} tokens)"
+                     if counts["long_output"] else "not run", "; ".join(bad) or "nothing"])
+    return grid(["server", "passed", "skipped", "long output", "failed"], rows)
+
+
+def needle_recall(records: list[Record]) -> str:
+    """Right of asked, by length and depth, and how many answers gave another needle."""
+    depths = sorted({row["depth"] for record in records for row in record["table"]})
+    rows = []
+    for record in records:
+        for length in dict.fromkeys(row["length"] for row in record["table"]):
+            found = {row["depth"]: row for row in record["table"] if row["length"] == length}
+            rows.append([f"{record['model']} on {column(record)}", f"{length:,}",
+                         *(f"{found[depth]['right']} of {found[depth]['asked']}" if depth in found else "not run"
+                           for depth in depths), str(sum(row["another"] for row in found.values()))])
+    return grid(["model", "tokens", *(f"depth {depth} %" for depth in depths), "another needle"], rows)
+
+
 KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim,
                                                    "grammar": grammar, "agent-roundtrip": agent_roundtrip,
-                                                   "conformance": conformance, **tables.KINDS, **micro_tables.KINDS}
+                                                   "conformance": conformance, "needle-recall": needle_recall,
+                                                   "acceptance": acceptance, **tables.KINDS, **micro_tables.KINDS}
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:

@@ -12,7 +12,7 @@ _COMMENTS = {
     ".py": _HASH, ".sh": _HASH, ".toml": _HASH, ".yaml": _HASH, ".cmake": _HASH,
     ".c": _SLASHES, ".cc": _SLASHES, ".cpp": _SLASHES, ".h": _SLASHES, ".hpp": _SLASHES,
     ".cu": _SLASHES, ".cuh": _SLASHES,
-    ".md": _HTML,
+    ".md": _HTML, ".html": _HTML,
 }  # fmt: skip
 _MARKER = re.compile(rb"^(?:# |// |<!-- )vllm-overlay: ([a-z0-9-]+)(?: -->)?\r?$", re.MULTILINE)
 _TAIL = 300  # bytes; longer than any marker line

@@ -22,16 +22,17 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """run: raises Failed or Skipped, or returns. slow: it takes minutes on a CPU."""
+    """run: raises Failed or Skipped, or returns, where it is worth telling with what it saw. slow: it takes minutes on
+    a CPU."""
 
     id: str
-    run: Callable[[Target], None]
+    run: Callable[[Target], str | None]
     slow: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """verdict: ``ok``, ``failed`` or ``skipped``; why: of the latter two."""
+    """verdict: ``ok``, ``failed`` or ``skipped``; why: what was seen."""
 
     id: str
     verdict: str
@@ -50,7 +51,7 @@ def run_check(check: Check, target: Target) -> Outcome:
     start = time.monotonic()
     verdict, why = "ok", ""
     try:
-        check.run(target)
+        why = check.run(target) or ""
     except Skipped as error:
         verdict, why = "skipped", str(error)
     except Failed as error:

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.conformance.acceptance import OFF, WEATHER, asked, picture, user
+from tests.acceptance.questions import OFF, WEATHER, picture, user
+from tests.conformance.acceptance import asked
 from tests.conformance.checks import Check, expect
 from tests.conformance.forms import check_answer, check_error
 from tests.conformance.target import CHAT, Target

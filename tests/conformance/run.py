@@ -1,10 +1,10 @@
 """Does a server speak what clients of OpenAI's API rely on? Runs against any base URL; a line per check, a JSON report.
 
-    python -m tests.conformance.run --base-url http://127.0.0.1:8000 [--model llm] [--content] [--report FILE]
+    python -m tests.conformance.run --base-url http://127.0.0.1:8000 [--model llm] [--report FILE]
 
 Groups: `platform` (the checks of the evaluation platform), `history` (what its recorded requests hold), `clients`
-(requests recorded from real clients). With `--keep` the report also goes to remote_results/, for worklogs/ledger.py.
-Exit status: 0 all passed or skipped, 1 some failed, 2 wrong use.
+(requests recorded from real clients). What the model says is judged by `tests.acceptance`. With `--keep` the report
+also goes to remote_results/, for worklogs/ledger.py. Exit status: 0 all passed or skipped, 1 some failed, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def report(target: Target, outcomes: list[Outcome], started: float) -> dict[str,
         said = None
     totals = {verdict: sum(outcome.verdict == verdict for outcome in outcomes)
               for verdict in ("ok", "failed", "skipped")}
-    return {"server": said, "model": target.model,
-            "content_judged": target.judges_content, "seconds": round(time.monotonic() - started, 1),
+    return {"server": said, "model": target.model, "seconds": round(time.monotonic() - started, 1),
             "clients": {name: importlib.metadata.version(name) for name in ("openai", "anthropic")},
             "totals": totals, "checks": [{"id": outcome.id, "verdict": outcome.verdict, "why": outcome.why,
                                           "seconds": round(outcome.seconds, 2)} for outcome in outcomes]}
@@ -70,7 +69,6 @@ def main() -> int:
     parser.add_argument("--base-url", required=True, help="with or without /v1")
     parser.add_argument("--model", default="llm")
     parser.add_argument("--api-key", default="none")
-    parser.add_argument("--content", action="store_true", help="the model is a real one: judge what it says, too")
     parser.add_argument("--slow", action="store_true", help="also the checks that take minutes on a CPU")
     parser.add_argument("--jobs", type=int, default=8, help="requests at a time (default 8; the platform sends 1)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a request may take (default 300)")
@@ -83,7 +81,7 @@ def main() -> int:
     checks = chosen(args.checks, args.slow)
     if not checks:
         parser.error(f"no check matches {' '.join(args.checks)}")
-    target = Target(args.base_url, args.model, args.api_key, args.timeout, args.content)
+    target = Target(args.base_url, args.model, args.api_key, args.timeout)
     started = time.monotonic()
     outcomes = run_checks(checks, target, args.jobs, lambda outcome: print(line(outcome), flush=True))
     found = report(target, outcomes, started)

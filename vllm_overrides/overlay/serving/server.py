@@ -393,5 +393,7 @@ def ready_lines(args: Namespace, service: Service) -> str:
         body["prompt"] = "Hello"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if args.api_key else ""
     insecure = " -k" if args.ssl_keyfile else ""
+    # The page can only chat.
+    page = "" if args.disable_web_page or not service.renderer.has_template else f"\nOr chat in a browser: {base}/"
     return (f"Ready: {name} at {base} (context {service.settings.max_model_len} tokens). Try:\n"
-            f"curl{insecure} {base}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'")
+            f"curl{insecure} {base}{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'{page}")

@@ -1,0 +1,5 @@
+import sys
+
+from tests.acceptance.program import main
+
+sys.exit(main())

@@ -1,0 +1,85 @@
+"""A training of a few steps: an interruption changes nothing, and what it exports is the real format."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from config import twin_config
+from export import export
+from model import EMBEDDING, shapes
+from safetensors.torch import load_file
+from tokens import make
+from train import Trainer
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("twin") / "tokenizer"
+    make(folder, count=300, size=800)
+    return folder
+
+
+def trainer(tokenizer: Path, run: Path) -> Trainer:
+    if not run.exists():
+        shutil.copytree(tokenizer, run / "tokenizer")
+    torch.set_num_threads(1)
+    return Trainer(
+        argparse.Namespace(
+            run=run,
+            rank=0,
+            processes=1,
+            seed=0,
+            steps=2 * STEPS,
+            minutes=1.0,
+            rows=1,
+            length=256,
+            compile=False,
+            evaluate=False,
+        )
+    )
+
+
+def test_interrupted_training_is_the_same(tokenizer, tmp_path):
+    whole, first = trainer(tokenizer, tmp_path / "whole"), trainer(tokenizer, tmp_path / "parts")
+    losses = [whole.train_step()["loss"] for _ in range(STEPS)]
+    again = [first.train_step()["loss"] for _ in range(STEPS // 2)]
+    first.save()
+    second = trainer(tokenizer, tmp_path / "parts")
+    assert second.step == STEPS // 2
+    again += [second.train_step()["loss"] for _ in range(STEPS // 2)]
+    print("losses", losses, again)
+    assert losses == again
+    for name, value in whole.p.items():
+        assert torch.equal(value, second.p[name]), name
+    assert whole.curriculum.state() == second.curriculum.state()
+
+
+def test_the_loss_falls(tokenizer, tmp_path):
+    one = trainer(tokenizer, tmp_path / "run")
+    losses = [one.train_step()["loss"] for _ in range(2 * STEPS)]
+    print("losses", losses)
+    assert losses[-1] < losses[0]
+
+
+def test_export_is_the_real_format(tokenizer, tmp_path):
+    one = trainer(tokenizer, tmp_path / "run")
+    size, digest = export(one.p, one.config, tokenizer, tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    print(f"{size:,} bytes, {len(tensors)} tensors, sha256 {digest}")
+    assert set(tensors) == set(shapes(one.config)) | {"lm_head.weight"}
+    assert torch.equal(tensors["lm_head.weight"], tensors[EMBEDDING])
+    assert all(value.dtype == torch.bfloat16 for value in tensors.values())
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    ids = {
+        token["content"]: token["id"]
+        for token in json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]
+    }
+    assert written == twin_config(ids, 800)
+    assert written["image_token_id"] == ids["<|image_pad|>"] and max(ids.values()) == 799
