@@ -79,7 +79,7 @@ def test_wildcards_of_dockerignore(tmp_path: Path) -> None:
 
 
 def test_no_crlf_is_delivered() -> None:
-    text = [name for name in delivered(REPOSITORY) if not name.endswith((".whl", ".safetensors"))]
+    text = [name for name in delivered(REPOSITORY) if not name.endswith((".whl", ".safetensors", ".png"))]
     found = [name for name in text if b"\r\n" in (REPOSITORY / name).read_bytes()]
     assert found == []
 

@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory) -> Path:
     return folder
 
 
-def trainer(tokenizer: Path, run: Path) -> Trainer:
+def trainer(tokenizer: Path, run: Path, steps: int = 2 * STEPS) -> Trainer:
     if not run.exists():
         shutil.copytree(tokenizer, run / "tokenizer")
     torch.set_num_threads(1)
@@ -36,7 +36,7 @@ def trainer(tokenizer: Path, run: Path) -> Trainer:
             rank=0,
             processes=1,
             seed=0,
-            steps=2 * STEPS,
+            steps=steps,
             minutes=1.0,
             rows=1,
             length=256,
@@ -62,10 +62,11 @@ def test_interrupted_training_is_the_same(tokenizer, tmp_path):
 
 
 def test_the_loss_falls(tokenizer, tmp_path):
-    one = trainer(tokenizer, tmp_path / "run")
-    losses = [one.train_step()["loss"] for _ in range(2 * STEPS)]
+    """By averages: every step has other samples."""
+    one = trainer(tokenizer, tmp_path / "run", 40)
+    losses = [one.train_step()["loss"] for _ in range(40)]
     print("losses", losses)
-    assert losses[-1] < losses[0]
+    assert sum(losses[-10:]) / 10 < sum(losses[:10]) / 10 - 0.2
 
 
 def test_export_is_the_real_format(tokenizer, tmp_path):
