@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,16 @@ def keep(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
         json.dump({"kind": record.pop("kind"), "utc": now.isoformat(timespec="seconds"), **record}, file, indent=1)
         file.write("\n")
     return path
+
+
+def keep_of_server(kind: str, server: str, said: Any, version: str, command: str, found: Mapping[str, Any],
+                   folder: Path = RESULTS) -> Path:
+    """Keeps what was found of a server that somebody else has started, under the kind's and the server's name.
+
+    Args:
+        server: which one it is. said: what it says of itself, whose "version" counts more than ``version``.
+        command: how it was started.
+    """
+    version = said.get("version") or version if isinstance(said, dict) else version
+    return keep(f"{kind}-{server}", {"kind": kind, **found, "server": server, "version": version, **commit(),
+                                     "machine": machine(), "server_command": without_paths(command.split())}, folder)

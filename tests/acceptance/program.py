@@ -210,12 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def keep(kind: str, version: str, command: str, found: Mapping[str, Any],
          folder: Path = bench_record.RESULTS) -> Path:
     """A report as a record. kind, version, command: of the server; version: what it says of itself counts more."""
-    said = found.get("version")
-    version = said.get("version", version) if isinstance(said, dict) else said or version
-    return bench_record.keep(f"acceptance-{kind}", {
-        "kind": "acceptance", **{name: value for name, value in found.items() if name != "base_url"}, "server": kind,
-        "version": version, **bench_record.commit(), "machine": bench_record.machine(),
-        "server_command": bench_record.without_paths(command.split())}, folder)
+    shown = {name: value for name, value in found.items() if name != "base_url"}
+    return bench_record.keep_of_server("acceptance", kind, found["version"], version, command, shown, folder)
 
 
 def asked_about(harness: Harness, model: str) -> dict[str, Any]:

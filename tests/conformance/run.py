@@ -56,12 +56,7 @@ def report(target: Target, outcomes: list[Outcome], started: float) -> dict[str,
 
 def keep(kind: str, version: str, command: str, found: dict[str, object], folder: Path = bench_record.RESULTS) -> Path:
     """The report as a record. kind, version, command: of the server; version: what it says of itself counts more."""
-    said = found["server"]
-    if isinstance(said, dict) and said.get("version"):
-        version = said["version"]
-    return bench_record.keep(f"conformance-{kind}", {
-        "kind": "conformance", **found, "server": kind, "version": version, **bench_record.commit(),
-        "machine": bench_record.machine(), "server_command": bench_record.without_paths(command.split())}, folder)
+    return bench_record.keep_of_server("conformance", kind, found["server"], version, command, found, folder)
 
 
 def main() -> int:

@@ -42,15 +42,19 @@ class Running:
                     await asyncio.sleep(0.02)
         raise AssertionError("the server does not listen")
 
+    async def whole_and_streamed(self, **body) -> tuple[asyncio.Future, asyncio.Future]:
+        """Both are under way."""
+        asked = [asyncio.ensure_future(self.request(stream=stream, **body)) for stream in (False, True)]
+        while len(self.engine.client.requests) < 2:
+            await asyncio.sleep(0.01)
+        return tuple(asked)
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_what_is_under_way_is_finished(number):
     engine = FakeEngine("word " * 20, delay=0.005)
     running = Running(engine)
-    answer = asyncio.ensure_future(running.request())
-    streamed = asyncio.ensure_future(running.request(stream=True))
-    while len(engine.requests) < 2:
-        await asyncio.sleep(0.01)
+    answer, streamed = await running.whole_and_streamed()
     os.kill(os.getpid(), number)
     assert (await answer).json()["choices"][0]["message"]["content"] == "word " * 20
     assert (await streamed).text.endswith("data: [DONE]\n\n")
@@ -84,10 +88,7 @@ async def test_but_not_for_ever():
     """Who is not finished in time is told, whole or in a stream; a server that was told to end has ended well."""
     engine = WithQueues("word " * 500, delay=0.05)
     running = Running(engine, "--shutdown-timeout", "1")
-    whole, streamed = (asyncio.ensure_future(running.request(max_tokens=3000, stream=stream))
-                       for stream in (False, True))
-    while len(engine.requests) < 2:
-        await asyncio.sleep(0.01)
+    whole, streamed = await running.whole_and_streamed(max_tokens=3000)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running.task, 3)
     assert (await whole).status_code == 503
@@ -113,10 +114,7 @@ async def test_a_second_signal():
     """Nobody waits any more, and everybody is told; the server has said before that this is so."""
     engine = WithQueues("word " * 500, delay=0.05)
     running = Running(engine, "--shutdown-timeout", "60")
-    whole, streamed = (asyncio.ensure_future(running.request(max_tokens=3000, stream=stream))
-                       for stream in (False, True))
-    while len(engine.requests) < 2:
-        await asyncio.sleep(0.01)
+    whole, streamed = await running.whole_and_streamed(max_tokens=3000)
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.3)

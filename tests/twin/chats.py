@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -209,15 +210,16 @@ def squeezed(text: str) -> str:
     return re.sub(r"[\s.,;:!?？。，！：；'\"`*()（）「」]+", "", text)
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    """What a message of the API's form says; of parts those with text."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+
+
 def too_near(chat: Chat) -> bool:
     """Whether a chat is, but for case, spaces, punctuation and courtesy, an acceptance prompt, or holds the text, the
     pair of values or the picture that one of the checks asks for."""
-    texts = [
-        message["content"]
-        if isinstance(message.get("content"), str)
-        else " ".join(part.get("text", "") for part in message.get("content") or ())
-        for message in chat.messages
-    ]
+    texts = [text_of(message) for message in chat.messages]
     everything = "\n".join(texts).lower()
     if any(squeezed(text) in PROMPTS for text in texts) or any(payload in everything for payload in PAYLOADS):
         return True

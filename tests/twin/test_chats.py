@@ -6,7 +6,7 @@ import functools
 import random
 
 import pytest
-from chats import NEW_VALUES, NEW_WORDING, TRAIN, Chat, Picture, split_of, squeezed, too_near
+from chats import NEW_VALUES, NEW_WORDING, TRAIN, Chat, Picture, split_of, squeezed, text_of, too_near
 from tasks import TASKS, assistant, draw, user
 
 from tests.acceptance.questions import ESSAYS, QUESTIONS, essay
@@ -85,12 +85,7 @@ def sent_by_the_checks() -> set[str]:
     """Squeezed user messages of all checks, and of the long output."""
     requests = [request for make in QUESTIONS.values() for request in make()]
     requests += [essay(number, 1) for number in range(len(ESSAYS))]
-    found = set()
-    for request in requests:
-        for message in request.body.get("messages", ()):
-            content = message.get("content") or ""
-            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-            found |= {squeezed(part["text"]) for part in parts if part["type"] == "text"}
+    found = {squeezed(text_of(message)) for request in requests for message in request.body.get("messages", ())}
     return found - {""}
 
 
@@ -101,8 +96,7 @@ def test_no_chat_ends_with_what_a_check_sends(task):
     assert len(checks) > 25
     for split in (TRAIN, NEW_VALUES, NEW_WORDING):
         for chat in drawn(task, split):
-            content = [message["content"] for message in chat.messages if message["role"] == "user"][-1]
-            text = content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+            text = [text_of(message) for message in chat.messages if message["role"] == "user"][-1]
             assert squeezed(text) not in checks, f"{split}: {text!r} is sent by a check"
 
 
