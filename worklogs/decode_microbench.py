@@ -201,7 +201,7 @@ def record_of(bench: Bench, version: str | None, words: list[str], ended: str | 
                        "command": bench_record.without_paths(options.server_command.split())},
             **bench_record.commit(), "machine": bench_record.machine(), "command": bench_record.without_paths(words),
             "model": options.model, "batch": options.batch, "context": options.context, "tokens": options.tokens,
-            "rounds": options.rounds, "set": options.set, "salt": partial.salt, "sittings": partial.sittings + 1,
+            "rounds": options.rounds, "set": options.set, "salt": partial.salt, "sittings": partial.sittings,
             "seconds": round(bench.client.clock() - bench.start, 3), "ended_early": ended,
             "client": {"loop_lag_ms": {name: max((lag[name] or 0.0 for lag in lags), default=None)
                                        for name in ("p50", "p99", "max")},
@@ -268,7 +268,8 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     client = Client(options.base_url, options.timeout, options.api_key)
     version, longest = await facts(client, options)
     key = {name: getattr(options, name) for name in (
-        "base_url", "kind", "model", "batch", "context", "tokens", "rounds", "set")}
+        "base_url", "kind", "model", "batch", "context", "tokens", "rounds", "set", "server_command")}
+    key |= {"server_version": version, "commit": bench_record.commit()["commit"]}
     partial = Partial(options.out / f"{options.name}.partial", key, options.resume)
     bench, ended = Bench(client, options, partial, longest), None
     try:

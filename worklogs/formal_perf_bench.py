@@ -41,7 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
-from bench import definitions, stats, trace  # noqa: E402
+from bench import definitions, jsonl, stats, trace  # noqa: E402
 from bench.client import Client, LoopLag  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench_client import OthersMeter  # noqa: E402
@@ -73,16 +73,28 @@ class Partial:
         self.path = path
         self.samples: dict[int, Sample] = {}
         self.wall = 0.0
+        # This one counts, also where it is killed.
         self.sittings = 0
         self.salt = secrets.token_hex(8)
         # Of a sitting that was killed, the last sample's end is all that is known.
+        self.check(path, resume)
         if resume:
             self._read(key)
-        elif path.exists():
-            raise CannotRun(f"{path} holds an unfinished run: --resume goes on with it, or remove it")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write({"run": key, "salt": self.salt})
+        self.sittings += 1
+        self._write({"sitting": self.sittings})
+
+    @staticmethod
+    def check(path: Path, resume: bool) -> None:
+        """Raises:
+            CannotRun: as at the start, as far as it can be told before a server was asked.
+        """
+        if resume and not path.exists():
+            raise CannotRun(f"nothing to resume: {path} is not there")
+        if not resume and path.exists():
+            raise CannotRun(f"{path} holds an unfinished run: --resume goes on with it, or remove it")
 
     def add(self, sample: Sample) -> None:
         """A request is done."""
@@ -94,38 +106,27 @@ class Partial:
         self._write({"wall_s": wall})
 
     def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        jsonl.add(self.path, line)
 
     def _read(self, key: dict[str, Any]) -> None:
         try:
-            lines = self.path.read_text(encoding="utf-8").split("\n")
-        except OSError as error:
-            raise CannotRun(f"nothing to resume: {self.path}: {error.strerror}") from error
-        for number, line in enumerate(lines, 1):
-            if not line:
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                if number == len(lines):
-                    # The process was killed while it wrote; the request is sent again.
-                    self.path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
-                    continue
-                raise CannotRun(f"{self.path}: line {number} does not parse: {error}") from error
-            if number == 1:
-                changed = [name for name in key if found.get("run", {}).get(name) != key[name]]
-                if changed:
-                    raise CannotRun(f"{self.path} is of another run ({', '.join(changed)} differ); give the same "
-                                    "options, or remove it")
-                self.salt = found["salt"]
-            elif "sample" in found:
-                sample = found["sample"]
+            first, *lines = jsonl.read(self.path) or [{}]
+        except ValueError as error:
+            raise CannotRun(str(error)) from error
+        changed = [name for name in key if first.get("run", {}).get(name) != key[name]]
+        if changed:
+            raise CannotRun(f"{self.path} is of another run ({', '.join(changed)} differ); give the same options, or "
+                            "remove it")
+        self.salt = first["salt"]
+        for line in lines:
+            if "sample" in line:
+                sample = line["sample"]
                 self.samples[sample["index"]] = sample
                 self.wall = max(self.wall, sample["last_s"] or sample.get("failed_s") or sample["sent_s"])
+            elif "wall_s" in line:
+                self.wall = max(self.wall, line["wall_s"])
             else:
-                self.wall = max(self.wall, found["wall_s"])
-                self.sittings += 1
+                self.sittings = line["sitting"]
 
 
 def body_of(item: trace.Item, options: argparse.Namespace, salt: str | None) -> dict[str, Any]:
@@ -274,14 +275,13 @@ async def _all(work: list[Awaitable[None]]) -> None:
             task.cancel()
 
 
-async def prepare(client: Client, items: list[trace.Item], options: argparse.Namespace) -> str | None:
-    """The server's version; deals with the cache, warms up, and compares tokenizers.
+async def prepare(client: Client, items: list[trace.Item], options: argparse.Namespace) -> None:
+    """Deals with the cache, warms up, and compares tokenizers.
 
     Raises:
         CannotRun: nothing should be sent.
     """
     try:
-        version = await _version(client, options)
         if not options.any_tokenizer:
             await _compare_rendered(client, items, options)
         if options.cache == "reset" and not options.resume:
@@ -297,13 +297,20 @@ async def prepare(client: Client, items: list[trace.Item], options: argparse.Nam
         found = await client.stream(body)
         if found["class"] != definitions.OK:
             raise CannotRun(f"warm-up request {number}: {found['class']}: {found['error']}")
-    return version
 
 
-async def _version(client: Client, options: argparse.Namespace) -> str | None:
+async def version_of(client: Client, options: argparse.Namespace) -> str | None:
+    """The server's, where it tells one.
+
+    Raises:
+        CannotRun: there is no server.
+    """
     if options.server_version:
         return str(options.server_version)
-    status, found = await client.ask("GET", "/version")
+    try:
+        status, found = await client.ask("GET", "/version")
+    except OSError as error:
+        raise CannotRun(f"{options.base_url}: {error}") from error
     if status == 200 and isinstance(found, dict) and "version" in found:
         return str(found["version"])
     return None
@@ -342,7 +349,7 @@ def record_of(dataset: trace.Dataset, run: Run, health: dict[str, Any], version:
     compared = [sample for sample in samples if None not in (sample["expected_prompt_tokens"], sample["prompt_tokens"])]
     late = [sample["sent_s"] - sample["intended_s"] for sample in samples if sample["intended_s"] is not None]
     return {
-        "kind": "formal-perf", "definitions": definitions.VERSION,
+        "kind": "formal-perf", "definitions": definitions.VERSION, "run": run.partial.salt,
         "server": {"kind": options.kind, "version": version,
                    "command": bench_record.without_paths(options.server_command.split())},
         **bench_record.commit(), "manifest": options.manifest, "machine": bench_record.machine(),
@@ -352,7 +359,7 @@ def record_of(dataset: trace.Dataset, run: Run, health: dict[str, Any], version:
         "model": options.model, "mode": mode, "concurrency": None if options.open_loop else options.concurrency,
         "rate": options.rate, "max_tokens": options.max_tokens, "exact_tokens": options.exact_tokens,
         "set": options.set, "cache_before": CACHE[options.cache], "warm_up": options.warm_up,
-        "wall_s": wall, "sittings": run.partial.sittings + 1,
+        "wall_s": wall, "sittings": run.partial.sittings,
         "client": {**health, "sent_late_s": definitions.percentiles(late) if late else None},
         "tokenizer": {"compared": len(compared), "disagree": sum(
             sample["expected_prompt_tokens"] != sample["prompt_tokens"] for sample in compared)},
@@ -518,11 +525,15 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     client = Client(options.base_url, options.timeout, options.api_key)
     key = {name: getattr(options, name) for name in (
         "base_url", "kind", "model", "limit", "concurrency", "open_loop", "rate", "seed", "max_tokens", "exact_tokens",
-        "set", "cache", "any_tokenizer")}
-    partial = Partial(options.out / f"{options.name}.partial", {"dataset": dataset.sha256, **key}, options.resume)
+        "set", "cache", "any_tokenizer", "server_command", "manifest")}
+    path = options.out / f"{options.name}.partial"
+    Partial.check(path, options.resume)
+    version = await version_of(client, options)
+    key |= {"dataset": dataset.sha256, "server_version": version, "commit": bench_record.commit()["commit"]}
+    partial = Partial(path, key, options.resume)
     fresh = not partial.samples
     try:
-        version = await prepare(client, options.all_items, options)
+        await prepare(client, options.all_items, options)
     except CannotRun:
         if fresh:
             partial.path.unlink()
@@ -544,8 +555,7 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(shown(record))
-    path = bench_record.keep(options.name, record, options.out)
-    print(f"kept as {path.name}")
+    print(f"kept as {bench_record.keep(options.name, record, options.out).name}")
     if run.ended_early is None:
         partial.path.unlink()
         return 0

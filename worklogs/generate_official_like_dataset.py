@@ -13,7 +13,8 @@ By default lengths and reuse are those of the recorded traffic, per range of len
 prompts of 70 to 100 % of it. Other ones: --bucket END:WEIGHT:REUSE for each range. A request goes on with an earlier
 prompt, or leaves it behind one of its messages, or begins anew, as its range's share of reuse asks for; so a short
 dataset, and one whose cap cuts lengths off, reuses less, and the manifest says what was reached. With --cumulative each
-request extends the last one of its conversation (--conversations, taking turns), up to the cap in equal steps.
+request extends the last one of its conversation (--conversations, taking turns), up to the cap in equal steps, without
+pictures or late system messages.
 
 Of the requests, --tools have tool messages, --pictures pictures, --multi-system several or late system messages (sent
 as the platform cleans them, or raw: --systems), and --oddities of the bodies and messages have what clients were seen
@@ -482,8 +483,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bucket", type=bucket, action="append", metavar="END:WEIGHT:REUSE", dest="buckets",
                         help="lengths; may be repeated, ascending")
     parser.add_argument("--tools", type=share, default=TOOLS, help="share of requests (default: %(default)s)")
-    parser.add_argument("--pictures", type=share, default=PICTURES, help="default: %(default)s")
-    parser.add_argument("--multi-system", type=share, default=MULTI_SYSTEM, help="default: %(default)s")
+    parser.add_argument("--pictures", type=share, help=f"default: {PICTURES}, and 0 with --cumulative")
+    parser.add_argument("--multi-system", type=share, help=f"default: {MULTI_SYSTEM}, and 0 with --cumulative")
     parser.add_argument("--systems", choices=("cleaned", "raw"), default="cleaned",
                         help="several system messages: as the platform sends them, or as clients do")
     parser.add_argument("--oddities", type=share, default=ODDITIES, help="default: %(default)s")
@@ -496,6 +497,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--requests and --conversations are at least 1, and there are no more conversations than requests")
     if options.cap < SMALLEST_CAP:
         parser.error(f"--cap is at least {SMALLEST_CAP}")
+    for name, usual in (("pictures", PICTURES), ("multi_system", MULTI_SYSTEM)):
+        given = getattr(options, name)
+        if given and options.cumulative:
+            parser.error(f"--{name.replace('_', '-')}: what each request of --cumulative adds has none")
+        if given is None:
+            setattr(options, name, 0.0 if options.cumulative else usual)
     if options.rate is not None and not options.rate > 0:
         parser.error("--rate is above 0")
     options.buckets = options.buckets or [Bucket(*row) for row in replay_trace.BUCKETS]

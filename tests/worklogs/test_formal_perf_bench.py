@@ -165,8 +165,34 @@ def test_an_interrupted_run_is_resumed(tmp_path):
         assert process.returncode == 130 and "--resume" in errors
         assert not list(out.glob("*.json"))
         status, record = run(path, url, out, "--resume")
-    assert status == 0 and len(record["samples"]) == 4 and record["summary"]["success_rate"] == 1.0
-    assert run(path, url, out, "--resume")[0] == 1      # Nothing is left.
+        assert status == 0 and len(record["samples"]) == 4 and record["summary"]["success_rate"] == 1.0
+        assert record["sittings"] == 2 and record["run"]
+        assert run(path, url, out, "--resume")[0] == 1      # Nothing is left.
+
+
+def test_a_killed_sitting_counts_and_a_line_that_it_cut_off_is_sent_again(tmp_path):
+    path = tmp_path / "x.partial"
+    first = formal_perf_bench.Partial(path, {"commit": "a"}, False)
+    sample = {"index": 0, "sent_s": 0.0, "last_s": 1.5}
+    first.add(sample)
+    with path.open("a") as file:
+        file.write('{"sample": {"index": 1, "se')
+    again = formal_perf_bench.Partial(path, {"commit": "a"}, True)
+    assert (again.sittings, again.samples, again.wall, again.salt) == (2, {0: sample}, 1.5, first.salt)
+    again.add({**sample, "index": 1})
+    assert formal_perf_bench.Partial(path, {"commit": "a"}, True).samples.keys() == {0, 1}
+    # Samples of two versions are no run.
+    with pytest.raises(formal_perf_bench.CannotRun, match="commit differ"):
+        formal_perf_bench.Partial(path, {"commit": "b"}, True)
+
+
+def test_a_run_is_not_resumed_with_another_server(tmp_path, capsys):
+    path, out = dataset(tmp_path, 2), tmp_path / "out"
+    with stub(tmp_path, [answer(0.01, 0.01, 2, 10, 0)]) as (url, _, process):
+        formal_perf_bench.Partial(out / "formal-perf-stub.partial", {}, False)
+        key = ("--resume", "--server-command", "other")
+        assert run(path, url, out, *key)[0] == 1
+    assert "server_command" in capsys.readouterr().err
 
 
 def test_usage_that_is_missing_is_not_reported_and_never_0(tmp_path, capsys):

@@ -31,8 +31,8 @@ def common(one, other):
 
 
 def test_a_cumulative_dataset_extends_its_last_request(tmp_path):
-    status, manifest, found = made(tmp_path / "d", "--requests", "8", "--seed", "3", "--cap", "4K", "--cumulative",
-                                   "--pictures", "0", "--multi-system", "0")
+    status, manifest, found = made(tmp_path / "d", "--requests", "8", "--seed", "3", "--cap", "4K", "--cumulative")
+    assert manifest["settings"]["pictures"] == manifest["settings"]["multi_system"] == 0
     assert status == 0 and found.name == "synthetic_cumulative_8_s3_cap4k" and manifest["name"] == found.name + ".jsonl"
     for before, item in zip(found.items, found.items[1:], strict=False):
         last = before.body["messages"]
@@ -140,7 +140,8 @@ def test_bad_input_is_one_line(words, found, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [["--cap", "many"], ["--cap", "10"], ["--bucket", "8K:1"], ["--tools", "2"],
-                                   ["--bucket", "8K:1:0.5", "--bucket", "4K:1:0.5"], ["--requests", "0"]])
+                                   ["--bucket", "8K:1:0.5", "--bucket", "4K:1:0.5"], ["--requests", "0"],
+                                   ["--pictures", "0.1", "--cumulative"]])
 def test_a_bad_command_line_is_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:
         generate.parse(["--tokenizer", "x", *words])

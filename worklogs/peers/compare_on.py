@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import bench_record  # noqa: E402
 import compare  # noqa: E402
-from bench import records, trace  # noqa: E402
+from bench import jsonl, records, trace  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench_client import OthersMeter  # noqa: E402
 from peers import servers  # noqa: E402
@@ -78,12 +78,12 @@ class Partial:
             if path.exists():
                 raise CannotRun(f"{path} holds an unfinished comparison: --resume goes on with it, or remove it")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"comparison": key}) + "\n", encoding="utf-8")
+            jsonl.add(path, {"comparison": key})
             return
         try:
-            first, *rest = path.read_text(encoding="utf-8").splitlines()
-            known = json.loads(first)["comparison"]
-            for run in map(json.loads, rest):
+            first, *rest = jsonl.read(path)
+            known = first["comparison"]
+            for run in rest:
                 self.runs[run["round"], run["kind"]] = run
         except OSError as error:
             raise CannotRun(f"nothing to resume: {path}: {error.strerror}") from error
@@ -96,8 +96,7 @@ class Partial:
     def add(self, run: Run) -> None:
         """A run is done, or failed."""
         self.runs[run["round"], run["kind"]] = run
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(run) + "\n")
+        jsonl.add(self.path, run)
 
     def done(self, number: int, kind: str) -> bool:
         """Whether it need not be measured."""
@@ -144,15 +143,17 @@ def compared(runs: list[Run], options: argparse.Namespace) -> tuple[list[dict[st
         RecordError: they cannot be compared.
     """
     good = [run for run in runs if "record" in run]
-    calm = [run for run in good if (run["others_cores"] or 0.0) <= options.others]
+    # What was not measured is not known to be calm.
+    calm = [run for run in good if run["others_cores"] is not None and run["others_cores"] <= options.others]
     words = None
     if {run["kind"] for run in calm} == {run["kind"] for run in good}:
         if len(calm) < len(good):
             words = f"{len(good) - len(calm)} runs that others disturbed are left out"
         good = calm
     else:
-        most = max(run["others_cores"] or 0.0 for run in good)
-        words = f"others used up to {most:g} cores during these runs: not a comparison on a quiet machine"
+        known = [run["others_cores"] for run in good if run["others_cores"] is not None]
+        most = f"up to {max(known):g}" if len(known) == len(good) else "an unknown number of"
+        words = f"others used {most} cores during these runs: not a comparison on a quiet machine"
     order = {kind: place for place, kind in enumerate(options.servers)}
     good.sort(key=lambda run: order[run["kind"]])
     if len({run["kind"] for run in good}) < 2:
@@ -172,7 +173,8 @@ def told(runs: list[Run], found: list[dict[str, Any]], words: str | None, option
         figures = [f"{title} {compare.number(records.lookup(summary, path))}" for title, path in (
             ("TTFT P50", "ttft_s.p50"), ("P90", "ttft_s.p90"), ("decode TPS P50", "decode_tps.p50"),
             ("output TPS", "aggregate.output_tps"), ("weighted", "weighted"))]
-        lines.append(f"{name}{', '.join(figures)}; others used {run['others_cores']:g} cores"
+        others = "not measured" if run["others_cores"] is None else f"{run['others_cores']:g} cores"
+        lines.append(f"{name}{', '.join(figures)}; used by others: {others}"
                      + (f"; {run['disagree']} prompts have another length" if run["disagree"] else ""))
     for one in found:
         lines.append(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): "
@@ -229,8 +231,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def key_of(options: argparse.Namespace, digest: str) -> dict[str, Any]:
-    """What makes two comparisons the same."""
-    return {"dataset": digest, "model": options.model.name, "servers": options.servers, "rounds": options.rounds,
+    """What makes two comparisons the same. Of the checkpoint's large files the size and time stand for the bytes."""
+    files = sorted(path for path in options.model.iterdir() if path.suffix in (".json", ".jinja", ".safetensors"))
+    checkpoint = bench_record.digest([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+    return {"dataset": digest, "model": options.model.name, "checkpoint": checkpoint,
+            "commit": bench_record.commit()["commit"], "servers": options.servers, "rounds": options.rounds,
             "args": options.args, "command": options.command, "bench": options.bench}
 
 

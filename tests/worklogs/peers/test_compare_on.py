@@ -145,6 +145,23 @@ def test_runs_that_others_disturbed_are_left_out(folder):
     assert found[0]["runs"] == [1, 1] and words == "1 runs that others disturbed are left out"
     found, words = compare_on.compared([*calm[:1], case("llama", 1, 0.7)], options)
     assert found[0]["runs"] == [1, 1] and "up to 0.7 cores" in words
+    unknown = [*calm[:1], case("llama", 1, None)]
+    assert "unknown" in compare_on.compared(unknown, options)[1]
+    assert "used by others: not measured" in compare_on.told(unknown, [], None, options)
+
+
+def test_a_comparison_is_resumed_on_its_own_checkpoint_and_without_a_line_that_was_cut_off(folder):
+    def key():
+        return compare_on.key_of(compare_on.parse(words_of(folder)), "0")
+
+    path = folder / "x.partial"
+    compare_on.Partial(path, key(), False).add({"round": 0, "kind": "vllm", "record": "a"})
+    with path.open("a") as file:
+        file.write('{"round": 1, "ki')
+    assert compare_on.Partial(path, key(), True).runs.keys() == {(0, "vllm")}
+    (folder / "model" / "config.json").write_text("{ }")
+    with pytest.raises(compare_on.CannotRun, match="checkpoint differ"):
+        compare_on.Partial(path, key(), True)
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -1,0 +1,29 @@
+"""The file of unfinished work: JSON values, one a line, the last of which a kill may have cut off."""
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add(path: Path, value: Any) -> None:
+    """Appends one line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def read(path: Path) -> list[Any]:
+    """What was written. A last line without its end is taken off the file: what it was about is done again.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: another line does not parse; it is named.
+    """
+    *lines, rest = path.read_text(encoding="utf-8").split("\n")
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number} does not parse: {error}") from error
+    if rest:
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return found
