@@ -138,7 +138,8 @@ def test_runs_that_others_disturbed_are_left_out(folder):
         record = formal_record.record()
         record["server"] = {"kind": kind, "version": "1", "command": ""}
         formal_record.write(folder, f"{kind}-{number}.json", record)
-        return {"round": number, "kind": kind, "record": f"{kind}-{number}.json", "others_cores": cores}
+        return {"round": number, "kind": kind, "record": f"{kind}-{number}.json", "others_cores": cores,
+                "disagree": 0}
 
     calm = [case("vllm", 0, 0.0), case("llama", 0, 0.05), case("vllm", 1, 1.0)]
     found, words = compare_on.compared(calm, options)
