@@ -75,6 +75,21 @@ def test_gates_say_met_not_met_and_not_reported():
     assert [gate["met"] for gate in definitions.summary([], 0.0)["gates"]] == [None] * len(definitions.GATES)
 
 
+@pytest.mark.parametrize(("name", "lost"), [
+    ("prompt_tokens", {"hit_rate", "uncached_input_tps", "total_tps", "weighted"}),
+    ("completion_tokens", {"output_tps", "total_tps", "weighted"})])
+def test_a_count_that_some_successes_lack_is_no_total(name, lost):
+    """A sum over the others would look like the run's: not reported, and neither is what needs it."""
+    found = definitions.summary([sample(), sample(1, **{name: None})], 10)
+    figures = {**found["aggregate"], "hit_rate": found["hit_rate"], "weighted": found["weighted"]}
+    print(figures)
+    assert {figure for figure, value in figures.items() if value is None} == lost
+    assert found["not_reported"][name] == 1
+    failed = sample(2, **{"class": "timeout", name: None})
+    whole = definitions.summary([sample(), failed], 10)
+    assert whole["weighted"] is not None, "a failure need not report what it used"
+
+
 def test_groups_by_length_and_turn():
     found = definitions.groups([sample(), sample(1, prompt_tokens=2048), sample(2, prompt_tokens=131072),
                                 sample(3, prompt_tokens=None, expected_prompt_tokens=None)])
@@ -87,8 +102,13 @@ def test_groups_by_length_and_turn():
     (400, "This model's maximum context length is 8192", "ctx_overflow"), (400, "cannot load image", "image_load"),
     (400, "tools[0].function.parameters is bad", "tool_schema"), (422, "Validation error", "request_validation"),
     (400, "System message must be at the beginning", "multi_system_template"), (401, "key", "auth"),
-    (429, "slow down", "rate_limited"), (404, "model", "not_found"), (500, "maximum context length", "server_error"),
-    (418, "", "http_418")])
+    (429, "slow down", "rate_limited"), (404, "model", "not_found"), (500, "it broke", "server_error"),
+    (418, "", "http_418"), (400, "", "http_400"),
+    # Words come before the status, whichever it is.
+    (500, "maximum context length", "ctx_overflow"), (401, "Field required: key", "request_validation"),
+    (404, "image not found", "image_load"), (429, "this model's maximum context length", "ctx_overflow"),
+    (429, "too many tokens a minute", "rate_limited"),
+    (400, "tool 3 does not suit the chat template", "tool_schema")])
 def test_error_classes(status, words, name):
     assert definitions.classify(status, words) == name
 
