@@ -13,7 +13,9 @@ A points file is JSON:
 
 ttft: from sending a request to its first token, alone on the server, its prompt computed in pieces of `chunk` tokens
 (the point's own or the file's). step: the time between two tokens of each of `batch` answers, each at `context` tokens;
-`tokens` of each answer are computed at once (1 without speculation). chunk: the server's max_num_batched_tokens.
+`tokens` of each answer are computed at once (1 without speculation). chunk: the server's max_num_batched_tokens. cut
+(the point's own or the file's, false where it is not said): whether the server computes the end of a cold prompt in a
+step of its own, as ours does for models with recurrent state.
 experts, top_k: of a mixture-of-experts model, else 0. mark: how sure it is, as in the platform's facts (M measured,
 L logged, S read in source, C claimed, I inferred); measured where it is not said.
 """
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from replay_trace import BLOCK
 
 # Of a step, but the last two, which a request pays once, before its first step.
 FEATURES = {
@@ -42,6 +45,8 @@ OF_REQUEST = ("prompt_token", "request")
 LEAST_NEEDED = ("experts", "prompt_token", "request", "decode_context", "prefill_context", "decode_token", "step",
                 "prefill_token")
 MARKS = "MLSCI"
+# Policy.first of overlay/prefix_cache: no checkpoint, and so no cut, is below.
+FIRST = 64
 
 
 class PointsError(Exception):
@@ -124,12 +129,24 @@ def features(step: Step, experts: int = 0, top_k: int = 0) -> dict[str, float]:
             "decode_token": float(answers), "decode_context": float(sum(step.decode)) * step.tokens}
 
 
-def ttft_features(prompt: int, cached: int, chunk: int, experts: int = 0, top_k: int = 0) -> dict[str, float]:
-    """Of a request that is alone on the server, up to its first token."""
+def cut_of(prompt: int, cached: int) -> int:
+    """Where our server cuts a prompt in two: a cold one before its last 1 to 16 tokens, so that whoever finds all that
+    can be found computes the rest in the same way. 0 for nowhere."""
+    last = (prompt - 1) // BLOCK * BLOCK
+    return last if not cached and last >= FIRST else 0
+
+
+def ttft_features(prompt: int, cached: int, chunk: int, experts: int = 0, top_k: int = 0,
+                  cut: bool = False) -> dict[str, float]:
+    """Of a request that is alone on the server, up to its first token. cut: as in a points file."""
     found = {"request": 1.0, "prompt_token": float(prompt)}
-    for start in range(cached, prompt, chunk):
-        for name, amount in features(Step([(start, min(chunk, prompt - start))]), experts, top_k).items():
+    ends = (cut_of(prompt, cached) if cut else 0, prompt)
+    start = cached
+    while start < prompt:
+        count = min(chunk, next(end for end in ends if end > start) - start)
+        for name, amount in features(Step([(start, count)]), experts, top_k).items():
             found[name] = found.get(name, 0.0) + amount
+        start += count
     return found
 
 
@@ -171,7 +188,7 @@ def _point(point: dict[str, Any], contents: dict[str, Any]) -> Point:
         prompt, cached = int(point["prompt"]), int(point.get("cached", 0))
         if not 0 <= cached < prompt:
             raise ValueError(f"{cached} of {prompt} tokens cached")
-        found = ttft_features(prompt, cached, chunk, experts, top_k)
+        found = ttft_features(prompt, cached, chunk, experts, top_k, bool(point.get("cut", contents.get("cut", False))))
         words = f"TTFT, {prompt:,} tokens, {cached:,} cached"
     elif point["what"] == "step":
         batch, tokens = int(point["batch"]), float(point.get("tokens", 1))

@@ -2,19 +2,20 @@
 
 Its rules are those of our scheduler with chunked prefill: a step takes one token of every running answer first (or
 some, with speculation), then goes on with prompts that are begun, then begins others in the queue's order, all within
-`chunk` tokens and `max_num_seqs` requests. A request that shares a prefix with one being computed waits for it. What
-differs: KV blocks for a whole answer are taken at its start, so that nothing is ever preempted; answers have the
-lengths that they are given; reading and rendering requests costs time but no processor.
+`chunk` tokens and `max_num_seqs` requests. What a prompt finds, whose prefix it waits for, and where it is cut, is the
+cache's to say (engine_cache.py). What differs: KV blocks for a whole answer are taken at its start, so that nothing is
+ever preempted; answers have the lengths that they are given; reading and rendering requests costs time but no
+processor.
 
 Steps in which only answers run are taken together, up to the next event: the model's time does not depend on it.
 """
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from cache_model import WORTH_WAITING, KvPool, Store, common
 from cost_model import Costs, Step
+from engine_cache import Cache, Wait
 from replay_trace import BLOCK, Request
 
 POLICIES = {
@@ -43,106 +44,20 @@ class Setting:
         return sum(self.acceptance ** guessed for guessed in range(self.speculate + 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Wait:
-    """Why a request cannot start. room: there is none, and nobody behind it may overtake."""
-
-    room: bool
-
-
-class Cache(Protocol):
-    """Which tokens of a prompt need not be computed."""
-
-    def peek(self, request: Request) -> int:
-        """Tokens that would be found now."""
-
-    def start(self, request: Request, prefilling: Sequence[Request]) -> int | Wait:
-        """Takes what the request needs and returns the tokens found, or says why it must wait."""
-
-    def computed(self, request: Request) -> None:
-        """Its prompt is computed."""
-
-    def ended(self, request: Request) -> None:
-        """Its answer is complete."""
-
-
-class Given:
-    """A cache that finds what it is told, per request index; for hits that were measured, and for none at all."""
-
-    def __init__(self, hits: dict[int, int]) -> None:
-        self.hits = hits
-
-    def peek(self, request: Request) -> int:
-        return min(self.hits.get(request.index, 0), request.length - 1)
-
-    def start(self, request: Request, prefilling: Sequence[Request]) -> int | Wait:
-        return self.peek(request)
-
-    def computed(self, request: Request) -> None:
-        """Nothing is learned."""
-
-    def ended(self, request: Request) -> None:
-        """Nothing is learned."""
-
-
-class Modelled:
-    """KV blocks and checkpoints by the rules of `cache_model`."""
-
-    def __init__(self, kv: KvPool, store: Store) -> None:
-        self.kv, self.store = kv, store
-        kv.on_evict = store.kv_gone
-        self._held: dict[int, tuple[list[int], int, list[int]]] = {}     # index -> shared, private, entered
-        self._asked: set[tuple[int, int]] = set()
-
-    def peek(self, request: Request) -> int:
-        return self.store.lookup(request, self.kv.known(_usable(request)))
-
-    def start(self, request: Request, prefilling: Sequence[Request]) -> int | Wait:
-        keys = _usable(request)
-        known = self.kv.known(keys)
-        hit = self.store.lookup(request, known)
-        longest, longer = max(((common(request, other), other) for other in prefilling),
-                              key=lambda pair: pair[0], default=(0, None))
-        if longer is not None and longest >= hit + WORTH_WAITING:
-            if (request.index, longer.index) not in self._asked:
-                self._asked.add((request.index, longer.index))
-                self.store.ask(longer, longest)
-            return Wait(room=False)
-        blocks = -(-(request.length + request.answer) // BLOCK)
-        shared = keys[:hit // BLOCK]
-        if blocks > self.kv.capacity:
-            raise ValueError(f"request {request.index} needs {blocks} KV blocks, there are {self.kv.capacity}")
-        if not self.kv.start(shared, blocks - len(shared)):
-            return Wait(room=True)
-        self.store.admit(request, hit, known)
-        self._held[request.index] = (shared, blocks - len(shared), [])
-        return hit
-
-    def computed(self, request: Request) -> None:
-        shared, _, entered = self._held[request.index]
-        entered += self.kv.enter(request.keys[len(shared):].tolist())
-        self.store.computed(request)
-
-    def ended(self, request: Request) -> None:
-        shared, private, entered = self._held.pop(request.index)
-        entered += self.kv.enter(request.answer_keys.tolist())
-        self.store.ended(request)
-        self.kv.end(shared + entered, private - len(entered))
-
-
-def _usable(request: Request) -> list[int]:
-    """Keys of the blocks that may be found: one token at least is computed."""
-    return request.keys[:(request.length - 1) // BLOCK].tolist()
-
-
 @dataclasses.dataclass
 class _Job:
     request: Request
     sent: float
     hit: int = 0
     computed: int = 0
+    cut: int = 0
     produced: float = 0.0
     first: float | None = None
+
+    @property
+    def piece(self) -> int:
+        """Tokens of the prompt that are computed next, if a step holds them."""
+        return (self.cut if self.computed < self.cut else self.request.length) - self.computed
 
     @property
     def left(self) -> float:
@@ -151,15 +66,13 @@ class _Job:
 
 def simulate(requests: Sequence[Request], cache: Cache, costs: Costs, setting: Setting, *,
              arrivals: Sequence[float] | None = None, limit_s: float = float("inf"),
-             after: dict[int, int] | None = None,
              progress: Callable[[int], None] = lambda done: None) -> tuple[list[dict[str, Any]], float]:
     """Runs the requests.
 
     Args:
         arrivals: seconds at which each is sent (open loop); else `setting.concurrency` streams send them in their
-            order, each as soon as it is free (closed loop).
+            order, each as soon as it is free, whosever turn it is (closed loop, as formal_perf_bench.py does it).
         limit_s: requests not sent until then are dropped.
-        after: request index -> that of the request which must have ended before it is sent (closed loop).
 
     Returns:
         Samples as a formal run keeps them, ordered by index, and the wall time.
@@ -169,18 +82,16 @@ def simulate(requests: Sequence[Request], cache: Cache, costs: Costs, setting: S
     """
     if setting.policy not in POLICIES:
         raise ValueError(f"the policy {setting.policy!r} is none of {', '.join(POLICIES)}")
-    return _Server(requests, cache, costs, setting, arrivals, limit_s, after or {}, progress).run()
+    return _Server(requests, cache, costs, setting, arrivals, limit_s, progress).run()
 
 
 class _Server:
     def __init__(self, requests: Sequence[Request], cache: Cache, costs: Costs, setting: Setting,
-                 arrivals: Sequence[float] | None, limit_s: float, after: dict[int, int],
+                 arrivals: Sequence[float] | None, limit_s: float,
                  progress: Callable[[int], None]) -> None:
         self.cache, self.costs, self.setting, self.progress = cache, costs, setting, progress
         self.now = 0.0
         self.limit_s = limit_s
-        self.after = after
-        self.ended: set[int] = set()
         self.threads: dict[int, tuple[int, int]] = {}       # index -> that of its first turn, its own turn
         for request in requests:
             first, turn = self.threads.get(request.parent, (request.index, -1))
@@ -221,15 +132,8 @@ class _Server:
 
     def _fill_streams(self) -> None:
         while self.free and self.unsent and self.now < self.limit_s:
-            place = next((place for place in range(len(self.unsent) - 1, -1, -1) if self._may_be_sent(place)), None)
-            if place is None:
-                break
             self.free -= 1
-            self._send(self.unsent.pop(place), self.now)
-
-    def _may_be_sent(self, place: int) -> bool:
-        before = self.after.get(self.unsent[place].index)
-        return before is None or before in self.ended
+            self._send(self.unsent.pop(), self.now)
 
     def _send(self, request: Request, at: float) -> None:
         self.order += 1
@@ -243,7 +147,7 @@ class _Server:
             budget -= len(self.decoding) * tokens
         pieces = []
         for job in self.prefilling:
-            count = min(budget, job.request.length - job.computed)
+            count = min(budget, job.piece)
             if count > 0:
                 pieces.append((job, count))
                 budget -= count
@@ -251,24 +155,24 @@ class _Server:
             return pieces
         if self.setting.policy == "shortest":
             self.waiting.sort(key=lambda job: job.request.length - self.cache.peek(job.request))
-        tried_all = True
+        ahead = [(job.request, job.computed) for job in self.prefilling]
+        full = False
         for job in list(self.waiting):
-            if budget <= 0 or len(self.prefilling) + len(self.decoding) >= self.setting.max_num_seqs:
-                tried_all = budget > 0
-                break
-            found = self.cache.start(job.request, [other.request for other in self.prefilling])
-            if isinstance(found, Wait):
-                if found.room:
-                    break
-                continue
-            self.waiting.remove(job)
-            job.hit = job.computed = found
-            count = min(budget, job.request.length - found)
-            self.prefilling.append(job)
-            pieces.append((job, count))
-            budget -= count
-        # Without budget left the same requests may start in the next step; without a place, only when one is free.
-        self.changed = not tried_all
+            full |= budget <= 0 or len(self.prefilling) + len(self.decoding) >= self.setting.max_num_seqs
+            if full:
+                self.cache.notice(job.request, ahead)
+            elif isinstance(found := self.cache.start(job.request, ahead), Wait):
+                full = found.room
+            else:
+                self.waiting.remove(job)
+                job.hit = job.computed = found
+                job.cut = self.cache.cut(job.request, found)
+                count = min(budget, job.piece)
+                self.prefilling.append(job)
+                pieces.append((job, count))
+                budget -= count
+            ahead.append((job.request, job.computed))
+        self.changed = False
         return pieces
 
     def _step(self, pieces: list[tuple[_Job, int]], rows: list[_Job]) -> None:
@@ -280,11 +184,11 @@ class _Server:
             job.computed += count
             if job.computed >= job.request.length:
                 self.prefilling.remove(job)
-                self.cache.computed(job.request)
                 job.first, job.produced = self.now, 1.0
                 self.decoding.append(job)
-                self.changed = True
-        self._advance(rows, 1)
+        # The next step has a budget of its own, and whoever waited for a prefix may have it now.
+        self.changed = True
+        self._advance(rows, 1, [(job.request, job.computed) for job, _ in pieces])
         self._finish()
 
     def _decode(self) -> None:
@@ -312,16 +216,17 @@ class _Server:
     def _draft(self, rows: int) -> float:
         return self.setting.draft * self.setting.speculate if rows else 0.0
 
-    def _advance(self, rows: list[_Job], steps: int) -> None:
+    def _advance(self, rows: list[_Job], steps: int, prompts: Sequence[tuple[Request, int]] = ()) -> None:
+        """prompts: which were computed beside them, and how far."""
         for job in rows:
-            job.produced += steps * self.setting.advance
+            job.produced = min(job.produced + steps * self.setting.advance, max(1, job.request.answer))
+        self.cache.step([*prompts, *((job.request, job.request.length + int(job.produced) - 1) for job in rows)])
 
     def _finish(self) -> None:
         for job in [job for job in self.decoding if job.left <= 1e-9]:
             self.decoding.remove(job)
             self.cache.ended(job.request)
             self.samples.append(self._sample(job))
-            self.ended.add(job.request.index)
             self.free += self.intended is None
             self.changed = True
             self.progress(len(self.samples))

@@ -9,13 +9,15 @@ points  takes points from records: of formal runs with one request at a time (ev
         of any record that has a list "points" (cost_model.py says what a point is).
 fit     fits the costs, and shows every residual and what the points leave open.
 check   simulates the requests of a formal run (lengths, order, answers' lengths as they came) and compares predicted
-        with measured figures: with the cache as modelled, and with the hits that were measured. Exit status 3 if one of
-        the platform's figures is off by more than --limit.
+        with measured figures: with the cache as modelled, and with the hits that were measured, where the server
+        reports any. A run that points came from is refused. Exit status 3 if one of the platform's figures is off by
+        more than --limit, 4 if none is and one is not known.
 rank    simulates the 881 requests of replay_trace.py for every combination of --concurrency, --chunk, --policy and
-        --speculate, ranks them, and says what is measured and what is assumed. It does so under every alternative of
-        the points file, since a rank that an assumption turns is none.
+        --speculate, each with a cache of its own, ranks them, and says what is measured and what is assumed. It does so
+        under every alternative of the points file, since a rank that an assumption turns is none.
 
-The engine's rules are in engine_model.py, the cache's in cache_model.py, the costs in cost_model.py.
+The engine's rules are in engine_model.py, the cache's in engine_cache.py, the costs in cost_model.py, and what is taken
+from a record in replay_requests.py.
 """
 import argparse
 import dataclasses
@@ -24,7 +26,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +37,32 @@ import bench_record  # noqa: E402
 import cache_sim  # noqa: E402
 import cost_model  # noqa: E402
 import replay_trace  # noqa: E402
-from bench import definitions, records, stats  # noqa: E402
+from bench import definitions, jsonl, records, stats, trace  # noqa: E402
 from bench.progress import Progress  # noqa: E402
-from cache_model import KvPool, ServerStore  # noqa: E402
+from bench.served import ServedError  # noqa: E402
+from cache_model import KvPool  # noqa: E402
 from cost_model import Costs, Fit  # noqa: E402
-from engine_model import POLICIES, Cache, Given, Modelled, Setting, simulate  # noqa: E402
+from engine_cache import Cache, Given, Modelled  # noqa: E402
+from engine_model import POLICIES, Setting, simulate  # noqa: E402
+from replay_requests import RequestsError, hits_of, rendered_of, requests_of  # noqa: E402
 from replay_trace import BLOCK, Request  # noqa: E402
 
 LIMIT_S = 46_800.0      # the platform starts no request after that
-OFF = 3
+OFF, NOT_JUDGED = 3, 4
 # Of a record's figures: those that the platform judges by, and others that help to see why they are off.
 JUDGED = ("wall_s", "ttft_s.p90", "output_tps.p10", "aggregate.output_tps", "aggregate.total_tps", "hit_rate",
           "weighted")
 SHOWN = (*JUDGED, "ttft_s.p50", "output_tps.p50", "decode_tps.p50")
+# Of check: how a run is predicted.
+ARMS = MODELLED, MEASURED = "cache modelled", "hits as measured"
 MODEL_ASSUMES = (
     "texts of the replay are not known: what prompts share is made up to meet the published shares (replay_trace.py)",
     "answers have the recorded lengths, whatever the setting",
     "KV for a whole answer is taken at its start; nothing is preempted, nothing fails",
     "reading and rendering take time but no processor from the engine; requests of one step cost what their sum costs",
     "the time of a step is linear in the features of cost_model.py",
+    "the end of a cold prompt is a step of its own (our server), and costs what any step does",
+    "moving checkpoints to the host and back costs no time",
 )
 
 
@@ -61,14 +70,21 @@ class SimError(Exception):
     """What was asked for cannot be done; one line."""
 
 
-def points_of(record: dict[str, Any], chunk: int, source: str) -> list[dict[str, Any]]:
-    """Points that a record holds.
+def cuts(record: dict[str, Any], wanted: bool | None) -> bool:
+    """Whether the record's server computes the end of a cold prompt in a step of its own. wanted: --cut, --no-cut."""
+    server = record.get("server")
+    return wanted if wanted is not None else isinstance(server, dict) and server.get("kind") == "ours"
+
+
+def points_of(record: dict[str, Any], chunk: int, source: str, cut: bool = False) -> list[dict[str, Any]]:
+    """Points that a record holds. cut: of its server.
 
     Raises:
         SimError: it holds none.
     """
     if isinstance(record.get("points"), list):
-        return [{"source": source, **point} for point in record["points"]]
+        return [{"source": source, **({"cut": cut} if point.get("what") == "ttft" else {}), **point}
+                for point in record["points"]]
     if record.get("kind") != records.KIND:
         raise SimError(f"{source}: neither a list \"points\" nor a formal run")
     if record["mode"] != "closed" or record["concurrency"] != 1:
@@ -81,7 +97,7 @@ def points_of(record: dict[str, Any], chunk: int, source: str) -> list[dict[str,
             continue
         if cached is not None:
             found.append({"what": "ttft", "prompt": prompt, "cached": cached, "chunk": chunk,
-                          "seconds": sample["first_s"] - sample["sent_s"],
+                          "cut": cut, "seconds": sample["first_s"] - sample["sent_s"],
                           "source": f"{source}, request {sample['index']}"})
         if tokens and tokens >= 8 and sample["last_s"] > sample["first_s"]:
             found.append({"what": "step", "batch": 1, "context": prompt + tokens // 2,
@@ -92,59 +108,17 @@ def points_of(record: dict[str, Any], chunk: int, source: str) -> list[dict[str,
     return found
 
 
-def requests_of(record: dict[str, Any]) -> tuple[list[Request], dict[int, int], dict[int, int]]:
-    """The requests of a formal run that succeeded: as the model takes them, the hits that were measured, and per index
-    the turn before it where no turn was sent before its last one had ended.
-
-    What a turn repeats beyond its conversation's last prompt, it is taken to share with the first request that is long
-    enough (a system turn, say). Prompts are taken to part where messages end, which the server knows.
-    """
-    counter = itertools.count(1)
-    places: dict[int, set[int]] = {}        # index -> where messages end
-    last: dict[str, Request] = {}
-    ends: dict[str, float] = {}
-    requests: list[Request] = []
-    hits: dict[int, int] = {}
-    after: dict[int, int] = {}
-    in_turn = True
-    for sample in sorted(record["samples"], key=lambda one: one["index"]):
-        length = sample["prompt_tokens"] or sample["expected_prompt_tokens"]
-        if sample["class"] != "ok" or not length:
-            continue
-        reused = min(sample["theoretical_reuse"] or 0, length - 1)
-        before = last.get(sample["conversation"])
-        if before is None or len(before.keys) < reused // BLOCK:
-            before = next((one for one in requests if len(one.keys) >= reused // BLOCK), None)
-        if not reused or before is None:
-            before, reused = None, 0
-        keys = before.keys[:reused // BLOCK].tolist() if before is not None else []
-        for index in (sample["index"], *(() if before is None else (before.index, ))):
-            places.setdefault(index, {length - 5}).add(reused)
-        keys = keys + [next(counter) for _ in range(length // BLOCK - len(keys))]
-        answer = max(1, sample["completion_tokens"] or 1)
-        own = [next(counter) for _ in range((length + answer) // BLOCK - length // BLOCK)]
-        request = Request(sample["index"], length, answer, np.array(keys, np.int64), np.array(own, np.int64),
-                          (), before.index if before is not None else -1, reused)
-        previous = last.get(sample["conversation"])
-        if previous is not None:
-            after[sample["index"]] = previous.index
-            in_turn &= sample["sent_s"] >= ends[sample["conversation"]] - 1e-6
-        last[sample["conversation"]], ends[sample["conversation"]] = request, sample["last_s"]
-        hits[sample["index"]] = sample["cached_tokens"] or 0
-        requests.append(request)
-    if not requests:
-        raise SimError("the record has no request that succeeded with its prompt's length known")
-    requests = [dataclasses.replace(request, boundaries=tuple(sorted(
-        place for place in places[request.index] if 0 < place < request.length))) for request in requests]
-    return requests, hits, after if in_turn else {}
+def measurement(record: dict[str, Any]) -> str:
+    """What tells one run from another, whatever its file is called: the digest of what was measured."""
+    return bench_record.digest(record.get("samples") or record.get("points"))
 
 
-def modelled_cache(memory: dict[str, Any], chunk: int, classes: tuple[Any, Any] | None = None) -> Modelled:
+def modelled_cache(memory: dict[str, Any], cut: bool = True, classes: tuple[Any, Any] | None = None) -> Modelled:
     """Our server's cache: its own rules, with `memory` (kv_tokens, kv_bytes, device, host, slot_bytes)."""
     policy, store = classes or cache_sim.server_classes()
     room = memory["kv_tokens"] * memory["kv_bytes"] - memory["device"] * memory["slot_bytes"]
     kv = KvPool(room // (BLOCK * memory["kv_bytes"]))
-    return Modelled(kv, ServerStore(store, policy(), memory["device"], memory["host"], kv, chunk))
+    return Modelled(kv, policy(), store, memory["device"], memory["host"], cut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,19 +146,30 @@ def option_of(command: str | None, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def check(record: dict[str, Any], fitted: Fit, chunk: int, max_num_seqs: int, memory: dict[str, Any],
+def check(record: dict[str, Any], requests: Sequence[Request], fitted: Fit, chunk: int, max_num_seqs: int,
+          memory: dict[str, Any], cut: bool = False,
           classes: tuple[Any, Any] | None = None) -> dict[str, Prediction]:
-    """The run, simulated: "cache modelled" and "hits as measured"."""
-    requests, hits, after = requests_of(record)
+    """The run, simulated, by ARMS; the second is left out where no request reports cached tokens."""
     setting = Setting(concurrency=record["concurrency"] or len(requests), chunk=chunk, max_num_seqs=max_num_seqs)
     by_index = {sample["index"]: sample for sample in record["samples"]}
     arrivals = None
     if record["mode"] == "open":
         arrivals = [by_index[request.index]["intended_s"] for request in requests]
-    caches: dict[str, Cache] = {"cache modelled": modelled_cache(memory, chunk, classes),
-                                "hits as measured": Given(hits)}
-    return {name: predict(requests, cache, fitted.costs, setting, arrivals=arrivals, after=after)
+    caches: dict[str, Cache] = {MODELLED: modelled_cache(memory, cut, classes)}
+    hits, _ = hits_of(record)
+    if hits is not None:
+        caches[MEASURED] = Given(hits, cut)
+    return {name: predict(requests, cache, fitted.costs, setting, arrivals=arrivals)
             for name, cache in caches.items()}
+
+
+def error_of(real: float | None, predicted: float | None) -> float | None:
+    """Relative, signed; None where either is not known. Something instead of nothing is infinitely off."""
+    if real is None or predicted is None:
+        return None
+    if not real:
+        return 0.0 if not predicted else float("inf")
+    return predicted / real - 1
 
 
 def measured(record: dict[str, Any], path: str) -> float | None:
@@ -192,13 +177,19 @@ def measured(record: dict[str, Any], path: str) -> float | None:
     return record["wall_s"] if path == "wall_s" else stats.figure(record["summary"], path)
 
 
-def memory_of(contents: dict[str, Any], requests: Sequence[Request]) -> dict[str, Any]:
-    """What the points file says of the cache's memory, or room for everything."""
+def memory_of(contents: dict[str, Any], requests: Sequence[Request],
+              given: tuple[int | None, int, int] = (None, 0, 0)) -> dict[str, Any]:
+    """The cache's memory: as given (tokens of KV, checkpoints on the device, on the host), or what the points file says
+    of it, or room for everything, which is an assumption."""
+    kv, device, host = given
+    if kv is not None:
+        return {"kv_tokens": kv, "kv_bytes": 1, "device": device, "host": host, "slot_bytes": 0,
+                "why": f"as given: KV of {kv:,} tokens, {device} checkpoints on the device, {host} on the host"}
     if "memory" in contents:
         return dict(contents["memory"])
     tokens = sum(-(-(request.length + request.answer) // BLOCK) * BLOCK for request in requests)
     return {"kv_tokens": tokens + 1024, "kv_bytes": 1024, "device": 1024, "host": 0, "slot_bytes": 0,
-            "why": "room for all prompts; 1,024 checkpoints"}
+            "why": "ASSUMED, neither --kv-tokens nor the points say it: room for all prompts; 1,024 checkpoints"}
 
 
 def alternatives(contents: dict[str, Any], points: Sequence[cost_model.Point]) -> dict[str, Fit]:
@@ -240,34 +231,40 @@ def public_checks(contents: dict[str, Any], fitted: Fit) -> list[dict[str, Any]]
     return found
 
 
-def rank(contents: dict[str, Any], fits: dict[str, Fit], settings: Sequence[Setting], requests: Sequence[Request],
-         hits: dict[int, int], done: dict[str, dict[str, Any]], keep: Any = None,
+def rank(fits: dict[str, Fit], settings: Sequence[Setting], requests: Sequence[Request],
+         cache_of: Callable[[], Cache], trace_key: str, done: dict[str, dict[str, Any]], keep: Any = None,
          progress: Any = lambda done, words: None) -> list[dict[str, Any]]:
-    """Figures of each setting under each alternative, the best weighted score first within each.
+    """Figures of each setting under each alternative; within each those first that send most requests before the
+    platform's limit, and of these the best weighted score.
 
     Args:
-        hits: per request, tokens found by the cache.
+        cache_of: makes an empty cache. trace_key: names requests and cache.
         done: outcomes that a broken-off run left, by key; they are not computed again.
         keep: called with (key, outcome) for each new one.
         progress: called with how many are done and the one that follows.
     """
     outcomes = []
-    trace = bench_record.digest([[request.length, request.answer, hits.get(request.index, 0)] for request in requests])
     for name, fitted in fits.items():
         for setting in settings:
-            key = json.dumps([name, dataclasses.asdict(setting), fitted.costs.values, trace])
+            key = json.dumps([name, dataclasses.asdict(setting), fitted.costs.values, trace_key])
             if key not in done:
                 progress(len(outcomes), f"{name}: {words_of(setting)}")
-                found = predict(requests, Given(hits), fitted.costs, setting, limit_s=LIMIT_S)
+                cache = cache_of()
+                found = predict(requests, cache, fitted.costs, setting, limit_s=LIMIT_S)
                 done[key] = {"alternative": name, **dataclasses.asdict(setting), "sent": len(found.samples),
                              "of": len(requests), "figures": {path: found.figure(path) for path in SHOWN},
-                             "gates": [[gate["name"], bool(gate["met"])] for gate in found.summary["gates"]]}
+                             "gates": [[gate["name"], gate["met"]] for gate in found.summary["gates"]]}
+                if isinstance(cache, Modelled):
+                    done[key]["waits"] = {"room": cache.no_room, "prefix": cache.waited}
                 if keep is not None:
                     keep(key, done[key])
             outcomes.append(done[key])
     order = {name: place for place, name in enumerate(fits)}
-    return sorted(outcomes, key=lambda one: (order[one["alternative"]], -one["sent"],
-                                             -(one["figures"]["weighted"] or 0.0)))
+
+    def place(one: dict[str, Any]) -> tuple[int, int, float]:
+        weighted = one["figures"]["weighted"]
+        return order[one["alternative"]], -one["sent"], float("inf") if weighted is None else -weighted
+    return sorted(outcomes, key=place)
 
 
 def words_of(setting: Setting | dict[str, Any]) -> str:
@@ -315,6 +312,12 @@ def fit_record(fitted: Fit) -> dict[str, Any]:
                            "fitted_s": round(value, 6)} for words, source, mark, seconds, value in fitted.residuals]}
 
 
+def _add_cut(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cut", action=argparse.BooleanOptionalAction,
+                        help="the server computes the end of a cold prompt in a step of its own, as ours does for "
+                             "models with recurrent state; default: if it is ours")
+
+
 def _numbers(text: str) -> list[int]:
     return [int(value) for value in text.split(",")]
 
@@ -328,6 +331,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--chunk", type=int, required=True, help="the server's max_num_batched_tokens")
     one.add_argument("--experts", type=int, default=0, help="of a mixture-of-experts model")
     one.add_argument("--top-k", type=int, default=0)
+    _add_cut(one)
     one.add_argument("--out", "-o", type=Path, required=True)
     one = programs.add_parser("fit", help="fit the costs, show residuals")
     one.add_argument("points", type=Path)
@@ -336,6 +340,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--points", type=Path, required=True)
     one.add_argument("--chunk", type=int, help="default: from the server's command in the record")
     one.add_argument("--max-num-seqs", type=int, help="the same")
+    one.add_argument("--dataset", type=Path, help="of the run: what prompts share and where messages end; else what "
+                                                  "the record says of it, which is less")
+    one.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="the server's checkpoint folder, with --dataset")
+    one.add_argument("--kv-tokens", type=int, help="that the server's KV cache holds, as it logs at its start; "
+                                                   "default: what the points file says, or room for everything")
+    one.add_argument("--checkpoints", type=int, help="slots on the device, with --kv-tokens")
+    one.add_argument("--host-checkpoints", type=int, default=0)
+    _add_cut(one)
     one.add_argument("--limit", type=float, default=0.15, help="share that a figure may be off (default: %(default)s)")
     one.add_argument("--keep", action="store_true", help="keep the outcome in remote_results/")
     one = programs.add_parser("rank", help="rank settings by the figures predicted for the replay")
@@ -349,7 +361,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--draft", type=float, default=0.0, help="seconds for guessing one (assumed; %(default)s)")
     one.add_argument("--max-num-seqs", type=int, default=8)
     one.add_argument("--cache", choices=("server", "none", "unlimited"), default="server",
-                     help="hits: found once by the server's rules at the first setting, none, or all that repeats")
+                     help="hits: by the server's rules and memory, none, or all that repeats")
     one.add_argument("--seed", type=int, default=0, help="of the trace")
     one.add_argument("--count", type=int, help="only the first requests")
     one.add_argument("--partial", type=Path, metavar="FILE",
@@ -357,6 +369,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--keep", action="store_true", help="keep the outcome in remote_results/")
     one.add_argument("--no-progress", action="store_true")
     options = parser.parse_args(arguments)
+    if options.program == "check":
+        if (options.dataset is None) != (options.tokenizer is None):
+            parser.error("--dataset and --tokenizer go together")
+        if (options.kv_tokens is None) != (options.checkpoints is None):
+            parser.error("--kv-tokens and --checkpoints go together")
     if options.program == "rank":
         if unknown := set(options.policy) - set(POLICIES):
             parser.error(f"--policy {', '.join(sorted(unknown))}: {', '.join(POLICIES)} are known")
@@ -369,61 +386,93 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _points(options: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
+    sources = []
     for path in options.records:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise SimError(f"{path}: does not parse: {error}") from error
-        found += points_of(record, options.chunk, path.name)
+        found += points_of(record, options.chunk, path.name, cuts(record, options.cut))
+        sources.append({"name": path.name, "measured": measurement(record)})
     contents = {"name": ", ".join(path.name for path in options.records), "chunk": options.chunk,
-                "experts": options.experts, "top_k": options.top_k, "points": found}
+                "experts": options.experts, "top_k": options.top_k, "records": sources, "points": found}
     options.out.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     print(f"{len(found)} points written to {options.out}")
     return 0
 
 
+def refuse_own(record: dict[str, Any], name: str, contents: dict[str, Any]) -> None:
+    """Raises:
+        SimError: points came from this very run, so that it proves nothing of them.
+    """
+    for one in contents.get("records", []):
+        if one["measured"] == measurement(record):
+            raise SimError(f"{name}: the points came from this run ({one['name']}); check against another")
+    source = next((str(point.get("source", "")) for point in contents["points"]
+                   if str(point.get("source", "")).split(", request ")[0] == name), None)
+    if source is not None:
+        raise SimError(f"{name}: the points came from this run ({source}); check against another")
+
+
 def _check(options: argparse.Namespace) -> int:
     record = records.read(options.record)
     contents, points = cost_model.read(options.points)
+    refuse_own(record, options.record.name, contents)
     fitted = cost_model.fit(contents, points)
     command = record["server"].get("command")
     chunk = options.chunk or option_of(command, "max-num-batched-tokens") or contents.get("chunk")
-    seqs = options.max_num_seqs or option_of(command, "max-num-seqs") or 256
+    seqs = options.max_num_seqs or option_of(command, "max-num-seqs")
     if not chunk:
         raise SimError("the record does not say the server's max_num_batched_tokens; give --chunk")
-    memory = memory_of(contents, requests_of(record)[0])
+    if not seqs:
+        raise SimError("the record does not say the server's max_num_seqs; give --max-num-seqs")
+    prompts = rendered_of(record, options.dataset, options.tokenizer) if options.dataset else None
+    requests = requests_of(record, prompts)
+    memory = memory_of(contents, requests, (options.kv_tokens, options.checkpoints or 0, options.host_checkpoints))
+    shares = "rendered from the dataset" if prompts else "of the record; ends of messages only where earlier prompts " \
+                                                         "had them (give --dataset for all)"
+    cut = cuts(record, options.cut)
     print_fit(fitted)
-    found = check(record, fitted, chunk, seqs, memory)
+    found = check(record, requests, fitted, chunk, seqs, memory, cut)
     failed = sum(sample["class"] != "ok" for sample in record["samples"])
+    _, left_out = hits_of(record)
     print(f"Against {options.record.name} ({records.name(record)}, {record['concurrency']} at a time, chunk {chunk:,}, "
-          f"max_num_seqs {seqs}; {failed} failed requests left out; cache: {memory['why']}):")
+          f"max_num_seqs {seqs}; {failed} failed requests left out; cache: {memory['why']}; prompts: {shares}; cold "
+          f"prompts {'cut' if cut else 'not cut'} before their end):")
+    if MEASURED not in found:
+        print("  no request reports cached tokens: not predicted with the hits as measured")
+    elif left_out:
+        print(f"  {left_out} requests do not report cached tokens: 0, by the platform's rule")
     print(f"  {'figure':24s} {'measured':>10s}" + "".join(f" {name:>26s}" for name in found))
-    rows, off = [], []
+    rows, off, unknown = [], [], []
     for path in SHOWN:
         real = measured(record, path)
-        errors = {}
-        line = f"  {path:24s} {real if real is None else format(real, '10.4g')}"
-        for name, prediction in found.items():
-            value = prediction.figure(path)
-            errors[name] = value / real - 1 if real and value is not None else None
+        predicted = {name: prediction.figure(path) for name, prediction in found.items()}
+        line = f"  {path:24s} {'not known' if real is None else format(real, '.4g'):>10s}"
+        for value in predicted.values():
+            error = error_of(real, value)
             line += f" {'-' if value is None else format(value, '.4g'):>14s}" \
-                    f" {'' if errors[name] is None else format(errors[name], '+.1%'):>11s}"
+                    f" {'' if error is None else format(error, '+.1%'):>11s}"
         print(line + ("" if path in JUDGED else "   (shown only)"))
-        error = errors["cache modelled"]
-        rows.append({"figure": path, "measured": real, "judged": path in JUDGED,
-                     **{name: prediction.figure(path) for name, prediction in found.items()}})
-        if path in JUDGED and error is not None and abs(error) > options.limit:
+        error = error_of(real, predicted[MODELLED])
+        rows.append({"figure": path, "measured": real, "judged": path in JUDGED and error is not None,
+                     **dict.fromkeys(ARMS), **predicted})
+        if path in JUDGED and error is None:
+            unknown.append(path)
+        elif path in JUDGED and error is not None and abs(error) > options.limit:
             off.append(path)
-    print(f"within {options.limit:.0%}: " + ("all" if not off else f"all but {', '.join(off)}"))
+    print(f"within {options.limit:.0%}: " + ("all" if not off else f"all but {', '.join(off)}")
+          + (f"; not judged: {', '.join(unknown)}" if unknown else ""))
     if options.keep:
         path = bench_record.keep("replay-sim-check", {
             "kind": "replay-sim-check", **bench_record.commit(), "command": options.command,
             "record": options.record.name,
             "server": record["server"], "concurrency": record["concurrency"], "chunk": chunk, "max_num_seqs": seqs,
-            "limit": options.limit, "off": off, "memory": memory, "model_assumes": MODEL_ASSUMES[2:],
-            "fit": fit_record(fitted), "figures": rows})
+            "limit": options.limit, "off": off, "not_judged": unknown, "memory": memory, "prompts": shares, "cut": cut,
+            "cached_not_reported": left_out, "model_assumes": MODEL_ASSUMES[2:], "fit": fit_record(fitted),
+            "figures": rows})
         print(f"kept as {path.name}")
-    return OFF if off else 0
+    return OFF if off else NOT_JUDGED if unknown else 0
 
 
 def _rank(options: argparse.Namespace) -> int:
@@ -437,18 +486,24 @@ def _rank(options: argparse.Namespace) -> int:
 
     partial = {}
     if options.partial and options.partial.exists():
-        partial = dict(json.loads(line) for line in options.partial.read_text(encoding="utf-8").splitlines())
+        partial = dict(jsonl.read(options.partial))
 
     def keep(key: str, outcome: Any) -> None:
         if options.partial:
-            with open(options.partial, "a", encoding="utf-8") as file:
-                file.write(json.dumps([key, outcome]) + "\n")
+            jsonl.add(options.partial, [key, outcome])
 
-    finding = Progress(len(requests), not options.no_progress)
-    hits = _hits(options, contents, fits["as given"], requests, settings[0], partial, keep, finding)
-    finding.close()
+    memory = memory_of(contents, requests)
+    hits = dict(enumerate(replay_trace.reusable(requests))) if options.cache == "unlimited" else {}
+
+    def cache_of() -> Cache:
+        # An unlimited cache is ours, too; without one nobody is to compute the same in the same way.
+        return modelled_cache(memory) if options.cache == "server" else Given(hits, options.cache == "unlimited")
+
+    trace_key = bench_record.digest([options.cache, memory if options.cache == "server" else None, [
+        [request.length, request.answer, hits.get(request.index, 0), request.keys.tolist(), request.boundaries]
+        for request in requests]])
     ranking = Progress(len(fits) * len(settings), not options.no_progress)
-    outcomes = rank(contents, fits, settings, requests, hits, partial, keep, ranking.show)
+    outcomes = rank(fits, settings, requests, cache_of, trace_key, partial, keep, ranking.show)
     ranking.close()
     print_fit(fits["as given"])
     checked = public_checks(contents, fits["as given"])
@@ -456,7 +511,10 @@ def _rank(options: argparse.Namespace) -> int:
         print(f"Check, {one['name']}: {one['figure']} predicted {one['predicted']:.4g}, reported {one['reported']:g} "
               f"({one['off']:+.1%}; {one['mark']}, {one['source']})")
     print("Assumed by the model:", *(f"  {words}" for words in MODEL_ASSUMES), sep="\n")
-    print(f"Hits: {sum(hits.values()) / sum(request.length for request in requests):.3f} ({options.cache})")
+    rates = [one["figures"]["hit_rate"] for one in outcomes if one["figures"]["hit_rate"] is not None]
+    room = sum(one["waits"]["room"] > 0 for one in outcomes if "waits" in one)
+    print(f"Hits: {min(rates):.3f} to {max(rates):.3f} ({options.cache}); in {room} of {len(outcomes)} outcomes a "
+          "request had to wait for KV blocks")
     for name in fits:
         print(f"{name}:")
         for one in [one for one in outcomes if one["alternative"] == name]:
@@ -466,39 +524,26 @@ def _rank(options: argparse.Namespace) -> int:
             "kind": "replay-sim", **bench_record.commit(), "command": options.command,
             "definitions": definitions.VERSION,
             "name": contents.get("name", options.points.name), "seed": options.seed, "cache": options.cache,
-            "requests": len(requests), "hit_rate": sum(hits.values()) / sum(one.length for one in requests),
+            "requests": len(requests), "hit_rates": [min(rates), max(rates)],
             "model_assumes": MODEL_ASSUMES, "fit": fit_record(fits["as given"]),
-            "alternatives": contents.get("alternatives", []), "memory": contents.get("memory"), "checks": checked,
+            "alternatives": contents.get("alternatives", []), "memory": memory, "checks": checked,
             "outcomes": outcomes})
         print(f"kept as {path.name}")
     return 0
 
 
-def _hits(options: argparse.Namespace, contents: dict[str, Any], fitted: Fit, requests: Sequence[Request],
-          setting: Setting, partial: dict[str, Any], keep: Any, progress: Progress) -> dict[int, int]:
-    """Per request, tokens found. By the server's rules they are found once: settings change them by less than a
-    hundredth, and finding them takes most of the time."""
-    if options.cache == "none":
-        return {}
-    if options.cache == "unlimited":
-        return dict(enumerate(replay_trace.reusable(list(requests))))
-    memory = memory_of(contents, requests)
-    key = json.dumps(["hits", options.seed, len(requests), memory, dataclasses.asdict(setting), fitted.costs.values])
-    if key not in partial:
-        samples, _ = simulate(requests, modelled_cache(memory, setting.chunk), fitted.costs, setting,
-                              progress=lambda done: progress.show(done, "hits"))
-        partial[key] = {str(sample["index"]): sample["cached_tokens"] for sample in samples}
-        keep(key, partial[key])
-    return {int(index): tokens for index, tokens in partial[key].items()}
-
-
 def outcome_line(one: dict[str, Any]) -> str:
     """A ranked setting."""
-    figures = {name: 0.0 if value is None else value for name, value in one["figures"].items()}
-    missed = [name for name, met in one["gates"] if not met]
-    return (f"{words_of(one):44s} weighted {figures['weighted']:7,.0f}  wall {figures['wall_s']:8,.0f} s  "
-            f"TTFT P90 {figures['ttft_s.p90']:7.2f}  output P10 {figures['output_tps.p10']:6.2f}  "
-            f"sent {one['sent']} of {one['of']}  " + (f"missed: {', '.join(missed)}" if missed else "all gates met"))
+    def shown(path: str, form: str) -> str:
+        value = one["figures"][path]
+        return "not reported" if value is None else value if isinstance(value, str) else format(value, form)
+
+    groups = [(words, [name for name, met in one["gates"] if met is state])
+              for words, state in (("missed", False), ("not reported", None))]
+    verdict = "; ".join(f"{words}: {', '.join(names)}" for words, names in groups if names)
+    return (f"{words_of(one):44s} weighted {shown('weighted', '7,.0f')}  wall {shown('wall_s', '8,.0f')} s  "
+            f"TTFT P90 {shown('ttft_s.p90', '7.2f')}  output P10 {shown('output_tps.p10', '6.2f')}  "
+            f"hits {shown('hit_rate', '.3f')}  sent {one['sent']} of {one['of']}  {verdict or 'all gates met'}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -511,7 +556,8 @@ def main(arguments: list[str] | None = None) -> int:
             print_fit(cost_model.fit(*cost_model.read(options.points)))
             return 0
         return {"points": _points, "check": _check, "rank": _rank}[options.program](options)
-    except (SimError, cost_model.PointsError, records.RecordError, ValueError, OSError) as error:
+    except (SimError, RequestsError, ServedError, trace.DatasetError, cost_model.PointsError, records.RecordError,
+            ValueError, OSError) as error:
         print(f"replay_sim: {error}", file=sys.stderr)
         return 1
 

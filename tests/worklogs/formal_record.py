@@ -9,7 +9,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "worklogs"))
 from bench import definitions, stats  # noqa: E402
 from cost_model import Costs  # noqa: E402
-from engine_model import Given, Setting, simulate  # noqa: E402
+from engine_cache import Given  # noqa: E402
+from engine_model import Setting, simulate  # noqa: E402
 from replay_trace import BLOCK, Request  # noqa: E402
 
 TRUTH = Costs({"step": 0.030, "experts": 0.0, "prefill_token": 4e-4, "prefill_context": 2e-8, "decode_token": 0.004,

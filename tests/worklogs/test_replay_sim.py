@@ -6,11 +6,14 @@ import json
 import numpy as np
 import pytest
 
+from tests.core.fake_engine import FakeEngine
 from tests.worklogs.formal_record import CHUNK, TRUTH, conversations, record, write
+from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
+from vllm.overlay.prefix_cache.policy import Policy
 from worklogs import cost_model, replay_sim
-from worklogs.cost_model import Step
-from worklogs.engine_model import Given, Setting, simulate
-from worklogs.replay_trace import Request
+from worklogs.cost_model import Costs, Step
+from worklogs.replay_requests import Rendered
+from worklogs.replay_sim import Given, KvPool, Modelled, Request, Setting, requests_of, simulate
 
 
 def points_for(costs, noise=0.0):
@@ -154,13 +157,12 @@ def test_points_of_a_concurrent_run_are_refused(validation, capsys):
 
 def test_requests_of_a_record_share_what_was_possible():
     wanted, _ = conversations()
-    found, hits, after = replay_sim.requests_of(record(1))
+    found = requests_of(record(1))
     for one_wanted, request in zip(wanted, found, strict=True):
         assert (request.length, request.shared) == (one_wanted.length, one_wanted.shared)
         if request.parent >= 0:
             blocks = request.shared // 16
             assert (request.keys[:blocks] == found[request.parent].keys[:blocks]).all()
-    assert hits == {request.index: request.shared for request in wanted} and len(after) == 24
 
 
 def test_first_turns_share_a_system_turn():
@@ -169,11 +171,131 @@ def test_first_turns_share_a_system_turn():
     for sample in content["samples"]:
         if sample["turn"] == 0 and sample["index"]:
             sample["theoretical_reuse"] = 160
-    found, _, _ = replay_sim.requests_of(content)
+    found = requests_of(content)
     for request in found[1:8]:
         assert request.parent == 0 and (request.keys[:10] == found[0].keys[:10]).all()
         assert request.keys[10] != found[0].keys[10]
-    assert 160 in found[0].boundaries and found[0].shared == 0
+    assert found[0].shared == 0
+
+
+def test_what_comes_later_says_nothing_of_a_request():
+    """Where the first prompt's messages end does not follow from what others repeat of it, nor from how it went."""
+    content = record(1)
+    alone = {**content, "samples": content["samples"][:1]}
+    for sample in content["samples"][1:8]:
+        sample["theoretical_reuse"] = 160
+        sample["sent_s"], sample["last_s"] = sample["last_s"], sample["sent_s"]
+    assert requests_of(content)[0].boundaries == requests_of(alone)[0].boundaries
+    assert requests_of(alone)[0].boundaries == (requests_of(alone)[0].length - 5, )
+
+
+def test_turns_do_not_wait_for_one_another():
+    """As in the client's closed loop, whatever the measured run looked like."""
+    content = record(1)
+    for sample in content["samples"]:
+        sample["conversation"] = "one"
+    predicted = replay_sim.check(content | {"concurrency": 4}, requests_of(content), cost_model.Fit(TRUTH, [], []),
+                                 CHUNK, 8, ROOM, classes=CLASSES)["cache modelled"]
+    assert [sample["sent_s"] for sample in predicted.samples[:4]] == [0.0] * 4
+
+
+@pytest.mark.parametrize(("field", "words"), [("completion_tokens", "request 3: the server did not report the answer"),
+                                              ("theoretical_reuse", "request 3: the record does not say how long")])
+def test_what_is_not_known_is_not_made_up(tmp_path, capsys, field, words):
+    content = record(1)
+    content["samples"][3][field] = None
+    points = write(tmp_path, "points.json", points_for(TRUTH))
+    assert replay_sim.main(["check", str(write(tmp_path, "r.json", content)), "--points", str(points)]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_prompts_and_ends_of_messages_come_from_the_dataset(tmp_path, capsys):
+    from tests.helpers.small_demo import small_demo
+    from worklogs import generate_official_like_dataset as generate
+    assert generate.main(["--tokenizer", str(small_demo()), "--out", str(tmp_path), "--no-progress", "--requests", "4",
+                          "--seed", "3", "--cap", "2K", "--cumulative"]) == 0
+    (path, ) = tmp_path.glob("*.jsonl")
+    dataset = generate.trace.read(path)
+    content = {"dataset": {"name": dataset.name, "sha256": dataset.sha256}, "samples": [
+        {"index": item.index, "class": "ok", "prompt_tokens": item.expected_prompt_tokens, "completion_tokens": 3}
+        for item in dataset.items]}
+    found = requests_of(content, replay_sim.rendered_of(content, path, small_demo()))
+    for item, request in zip(dataset.items, found, strict=True):
+        print(request.length, request.shared, item.theoretical_reuse, request.boundaries)
+        assert request.shared == item.theoretical_reuse // 16 * 16
+        assert len(request.boundaries) >= len(item.body["messages"]) - 1
+    assert set(found[0].boundaries[:-1]) < set(found[1].boundaries)
+    content["samples"][1]["prompt_tokens"] += 1
+    with pytest.raises(replay_sim.RequestsError, match="request 1 renders to"):
+        replay_sim.rendered_of(content, path, small_demo())
+    content["dataset"]["sha256"] = "other"
+    with pytest.raises(replay_sim.RequestsError, match="not the dataset of the run"):
+        replay_sim.rendered_of(content, path, small_demo())
+
+
+# Of one step each, and nothing else: order and steps are then those of a scheduler without a clock.
+STEPS = Costs({**dict.fromkeys(TRUTH.values, 0.0), "step": 1.0})
+CLASSES = (Policy, CheckpointStore)
+ROOM = {"kv_tokens": 1 << 20, "kv_bytes": 1, "device": 1024, "host": 0, "slot_bytes": 0}
+
+
+def scripted(seed):
+    """(token ids, ends of messages) of prompts: two system turns, conversations that go on or leave their last prompt
+    somewhere, the same prompt again, and some that nobody has seen."""
+    chance = np.random.default_rng(seed)
+
+    def words(count):
+        return chance.integers(2, 30_000, count).tolist()
+    systems, made = [words(700), words(333)], []
+    for _ in range(40):
+        which = chance.random()
+        if not made or which < 0.3:
+            ids, ends = list(systems[chance.integers(2)]), []
+            ends.append(len(ids))
+        elif which < 0.4:
+            made.append(made[chance.integers(len(made))])
+            continue
+        elif which < 0.8:
+            ids, ends = (list(part) for part in made[-1 - chance.integers(min(3, len(made)))])
+        else:
+            before, _ = made[chance.integers(len(made))]
+            ids, ends = list(before[:chance.integers(1, len(before))]), []
+        for _ in range(chance.integers(1, 4)):
+            ids += words(chance.integers(5, 1200))
+            ends.append(len(ids))
+        made.append((ids, [end for end in ends if 0 < end < len(ids)]))
+    return made
+
+
+def real_scheduler(made, answers, concurrency, device, host):
+    """Cached tokens of each, of our scheduler and a worker that remembers what it holds."""
+    engine = FakeEngine(device=device, host=host, length=100_000)
+    coming, groups = iter(range(len(made))), {}
+    while len(groups) < len(made) or engine.groups:
+        while len(engine.groups) < concurrency and (index := next(coming, None)) is not None:
+            ids, ends = made[index]
+            groups[index] = engine.add(ids, answers[index], boundaries=ends)
+        engine.step()
+    engine.check()
+    return [groups[index].num_cached_tokens for index in range(len(made))]
+
+
+@pytest.mark.parametrize(("device", "host"), [(200, 0), (24, 0), (12, 24)])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_hits_are_those_of_the_real_scheduler(concurrency, device, host):
+    for seed in range(2):
+        made = scripted(seed)
+        answers = [1 + 7 * index % 40 for index in range(len(made))]
+        samples = [{"index": index, "class": "ok", "completion_tokens": answers[index]} for index in range(len(made))]
+        requests = requests_of({"samples": samples}, {index: Rendered(ids, tuple(ends))
+                                                      for index, (ids, ends) in enumerate(made)})
+        cache = Modelled(KvPool(4000), Policy(), CheckpointStore, device, host)
+        found, _ = simulate(requests, cache, STEPS, Setting(concurrency, 2048))
+        real = real_scheduler(made, answers, concurrency, device, host)
+        modelled = [sample["cached_tokens"] for sample in found]
+        print("DIFF", [(index, ours, theirs) for index, (ours, theirs) in enumerate(zip(modelled, real, strict=True))
+               if ours != theirs], cache.waited, sum(real), sum(map(len, (ids for ids, _ in made))))
+        assert modelled == real
 
 
 def test_ranking_says_what_it_assumes_and_resumes(tmp_path, capsys):
