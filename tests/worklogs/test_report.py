@@ -83,7 +83,32 @@ def test_what_was_not_reported_is_said(failing):
     text = report.section(silent, "one.json")
     read(text)
     assert "not reported" in text and "nothing to show" in text and "the server died" in text
-    assert "client was not healthy" in text and "The record holds no intervals" in text
+    assert "the client was slow" in text and "The record holds no intervals" in text
+
+
+def test_a_gate_is_met_missed_or_not_reported(failing):
+    samples = [{**sample, "cached_tokens": None} for sample in failing["samples"]]
+    silent = {**failing, "summary": report.definitions.summary(samples, failing["wall_s"])}
+    for one, wanted in ((failing, {"met", "missed"}), (silent, {"met", "missed", "soft"})):
+        found = re.findall(r'<span class="(\w+)">(met|not met|not reported)</span>', report.gates(one))
+        assert len(found) == 6 and set(found) <= {("met", "met"), ("missed", "not met"), ("soft", "not reported")}
+        assert {style for style, _ in found} == wanted
+
+
+def test_health_and_few_conversations_are_shown(failing):
+    few = record(1, count=2)
+    few["client"], few["others_cores"] = {"healthy": None}, 0.5
+    text = report.page([failing, few], ["one.json", "few.json"])
+    read(text)
+    assert "client&#x27;s health not measured, others used 0.5 cores" in text
+    assert "client healthy, others&#x27; cores not measured" in text
+    assert "The times are not the server's alone: others used 0.5 cores." in text
+    assert "No intervals: too few conversations (2; 6 at least)." in text
+
+
+def test_infinite_bounds_are_words(failing):
+    wide = {**failing, "intervals": {"figures": {"ttft_s.p90": [1.5, "infinite"]}}}
+    assert "1.5 to infinite" in report.value(wide, "ttft_s.p90", "{:.1f}")
 
 
 def test_two_records_are_compared(failing, tmp_path):

