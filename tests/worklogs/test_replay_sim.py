@@ -11,6 +11,7 @@ from tests.worklogs.formal_record import CHUNK, TRUTH, conversations, record, wr
 from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
 from vllm.overlay.prefix_cache.policy import Policy
 from worklogs import cost_model, replay_sim
+from worklogs.bench import tables
 from worklogs.cost_model import Costs, Step
 from worklogs.replay_requests import Rendered
 from worklogs.replay_sim import Given, KvPool, Modelled, Request, Setting, requests_of, simulate
@@ -312,3 +313,156 @@ def test_ranking_says_what_it_assumes_and_resumes(tmp_path, capsys):
     assert capsys.readouterr().out == text and (tmp_path / "partial.jsonl").read_text().splitlines() == lines
     best = [json.loads(line)[1] for line in lines if json.loads(line)[1]["alternative"] == "as given"]
     assert max(best, key=lambda found: found["figures"]["weighted"])["concurrency"] == 4
+
+
+def alike(length, shared, start, index):
+    """A request whose first `shared` tokens are those of every other one."""
+    keys = np.array([*range(1, shared // 16 + 1), *range(start, start + length // 16 - shared // 16)], np.int64)
+    return Request(index, length, 5, keys, np.zeros(0, np.int64), (length - 5, ), -1, shared)
+
+
+def test_a_prompt_waits_only_until_its_beginning_is_computed():
+    """The first one is cut at 2,992 tokens; beside its last 8 there is room for the second, which shares 2,048."""
+    cache = Modelled(KvPool(4000), Policy(), CheckpointStore, 64, 0)
+    first, second = simulate([alike(3000, 2048, 10_000, 0), alike(4000, 2048, 20_000, 1)], cache, STEPS,
+                             Setting(2, 4096))[0]
+    assert (second["cached_tokens"], cache.waited) == (2048, 1)
+    assert (first["first_s"], second["first_s"]) == (2.0, 2.0)
+
+
+def test_the_end_of_a_cold_prompt_is_a_step_of_its_own():
+    assert (Policy().first, Policy().block_size) == (cost_model.FIRST, cost_model.BLOCK)
+    for length in (3000, 3008, 2049, 65, 64, 40):
+        last = (length - 1) // 16 * 16
+        pieces = [(0, length)] if last < 64 else [(0, min(2048, last))]
+        if 2048 < last < length:
+            pieces.append((2048, last - 2048))
+        if last >= 64:
+            pieces.append((last, length - last))
+        wanted = TRUTH.before(length) + sum(TRUTH.step(Step([piece])) for piece in pieces)
+        features = cost_model.ttft_features(length, 0, 2048, cut=True)
+        (sample, ), _ = simulate([one(0, length, 2)], Given({}, cut=True), TRUTH, Setting(1, 2048))
+        assert sum(TRUTH.values[name] * amount for name, amount in features.items()) == pytest.approx(wanted), length
+        assert sample["first_s"] == pytest.approx(wanted), length
+    assert cost_model.ttft_features(3000, 16, 2048, cut=True) == cost_model.ttft_features(3000, 16, 2048)
+
+
+def test_points_say_whether_the_server_cuts(tmp_path):
+    for kind, options, wanted in (("ours", [], True), ("vllm", [], False), ("ours", ["--no-cut"], False)):
+        content = record(1)
+        content["server"]["kind"] = kind
+        path, points = write(tmp_path, "alone.json", content), tmp_path / "points.json"
+        assert replay_sim.main(["points", str(path), "--chunk", "2048", "-o", str(points), *options]) == 0
+        found = [point for point in json.loads(points.read_text())["points"] if point["what"] == "ttft"]
+        assert found and all(point["cut"] is wanted for point in found), kind
+        features = cost_model.read(points)[1][0].features
+        assert features == cost_model.ttft_features(found[0]["prompt"], found[0]["cached"], 2048, cut=wanted)
+
+
+def checked(validation, content, *options):
+    """Exit status of a check of this record."""
+    folder, points, _ = validation
+    return replay_sim.main(["check", str(write(folder, "changed.json", content)), "--points", str(points), *options])
+
+
+def test_a_figure_that_was_measured_as_nothing_is_off(validation, capsys):
+    content = record(4, seed=1)
+    for sample in content["samples"]:
+        sample["cached_tokens"] = 0
+    content["summary"] = replay_sim.definitions.summary(content["samples"], content["wall_s"])
+    assert content["summary"]["hit_rate"] == 0
+    assert checked(validation, content) == replay_sim.OFF
+    assert "all but" in (text := capsys.readouterr().out) and "hit_rate" in text.split("all but")[1]
+
+
+def test_what_was_not_measured_is_not_judged(validation, capsys, monkeypatch, tmp_path):
+    content = record(4, seed=1)
+    for sample in content["samples"]:
+        sample["cached_tokens"] = None
+    content["summary"] = replay_sim.definitions.summary(content["samples"], content["wall_s"])
+    monkeypatch.setattr(replay_sim.bench_record.keep, "__defaults__", (tmp_path, ))
+    assert checked(validation, content, "--keep") == replay_sim.NOT_JUDGED
+    text = capsys.readouterr().out
+    print(text)
+    assert "within 15%: all; not judged: hit_rate, weighted" in text and "no request reports cached tokens" in text
+    kept = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert kept["not_judged"] == ["hit_rate", "weighted"]
+    assert all(row["hits as measured"] is None for row in kept["figures"])
+    assert "| - |" in tables.replay_sim_check([kept])
+
+
+
+def test_cached_tokens_that_some_leave_out_are_0_by_the_platforms_rule(validation, capsys):
+    content = record(4, seed=1)
+    for sample in content["samples"]:
+        sample["cached_tokens"] = sample["cached_tokens"] or None
+    assert checked(validation, content) == 0
+    assert "8 requests do not report cached tokens: 0, by the platform's rule" in capsys.readouterr().out
+
+
+def test_a_run_that_points_came_from_proves_nothing(validation, tmp_path, capsys):
+    folder, points, _ = validation
+    alone = json.loads((folder / "alone.json").read_text())
+    for path in (folder / "alone.json", write(tmp_path, "copy.json", alone)):
+        assert replay_sim.main(["check", str(path), "--points", str(points)]) == 1
+        assert "the points came from this run" in capsys.readouterr().err
+    contents = json.loads(points.read_text())
+    del contents["records"]
+    older = write(tmp_path, "older.json", contents)
+    assert replay_sim.main(["check", str(folder / "alone.json"), "--points", str(older)]) == 1
+    assert "the points came from this run (alone.json, request 0)" in capsys.readouterr().err
+
+
+def test_places_of_the_server_are_not_guessed(validation, capsys):
+    content = record(4, seed=1)
+    content["server"]["command"] = f"serve --max-num-batched-tokens {CHUNK}"
+    assert checked(validation, content) == 1
+    assert "give --max-num-seqs" in capsys.readouterr().err
+    assert checked(validation, content, "--max-num-seqs", "8") == 0
+
+
+def test_memory_is_as_given_or_said_to_be_assumed(validation, capsys):
+    content = record(4, seed=1)
+    assert checked(validation, content) == 0 and "cache: ASSUMED" in capsys.readouterr().out
+    assert checked(validation, content, "--kv-tokens", "20000", "--checkpoints", "2") == replay_sim.OFF
+    text = capsys.readouterr().out
+    assert "KV of 20,000 tokens, 2 checkpoints on the device" in text and "hit_rate" in text.split("all but")[1]
+
+
+RANK = ["rank", "--points", str(replay_sim.Path(replay_sim.__file__).parent / "points_bi_v100.json"), "--count", "40",
+        "--chunk", "8192", "--no-progress"]
+
+
+def test_ranking_gives_every_setting_a_cache_of_its_own(tmp_path, capsys):
+    partial = tmp_path / "partial.jsonl"
+    contents = json.loads(replay_sim.Path(RANK[2]).read_text())
+    points = write(tmp_path, "points.json", {**contents, "alternatives": []})
+    assert replay_sim.main([*RANK, "--points", str(points), "--count", "200", "--concurrency", "1,8", "--partial",
+                            str(partial)]) == 0
+    text = capsys.readouterr().out
+    found = [json.loads(line)[1] for line in partial.read_text().splitlines()]
+    rates = {one["concurrency"]: one["figures"]["hit_rate"] for one in found if one["alternative"] == "as given"}
+    print(rates)
+    assert rates[1] != rates[8] and all(one["waits"]["room"] == 0 for one in found)
+    assert f"Hits: {min(rates.values()):.3f} to" in text and "in 0 of 2 outcomes" in text
+
+
+def test_an_outcome_that_a_kill_cut_off_is_computed_again(tmp_path, capsys):
+    partial = tmp_path / "partial.jsonl"
+    options = [*RANK, "--cache", "none", "--concurrency", "1,2", "--partial", str(partial)]
+    assert replay_sim.main(options) == 0
+    text, whole = capsys.readouterr().out, partial.read_text()
+    partial.write_text(whole[:-30])
+    assert replay_sim.main(options) == 0
+    assert capsys.readouterr().out == text and partial.read_text() == whole
+
+
+def test_what_is_not_reported_is_neither_missed_nor_0():
+    setting = {"concurrency": 1, "chunk": 8, "policy": "fcfs", "speculate": 0, "sent": 1, "of": 1}
+    figures = {**dict.fromkeys(replay_sim.SHOWN, 1.0), "weighted": None}
+    line = replay_sim.outcome_line({**setting, "figures": figures, "gates": [["a", True], ["b", None], ["c", False]]})
+    print(line)
+    assert "weighted not reported " in line and line.endswith("missed: c; not reported: b")
+    costs = {"as given": cost_model.Fit(TRUTH, [], [])}
+    (outcome, ) = replay_sim.rank(costs, [Setting(1, 2048)], [], lambda: Given({}), "", {})
+    assert [met for _, met in outcome["gates"]] == [None] * len(outcome["gates"])
