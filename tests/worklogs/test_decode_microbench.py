@@ -82,7 +82,19 @@ def test_rows_are_medians_over_rounds_and_points_can_be_fitted(tmp_path):
     assert costs["step"] == pytest.approx(0.03 * 1.01, rel=1e-3)
     assert costs["decode_token"] == pytest.approx(0.004 * 1.01, rel=1e-2)
     assert costs["decode_context"] == pytest.approx(2e-7 * 1.01, rel=1e-2)
-    assert steps.rows([{**sample(0, 1, 0.1), "token_s": 0.2}])[0]["uneven"] is True
+
+
+def test_points_have_their_tokens_and_are_none_of_what_nobody_should_trust():
+    good = sample(0, 1, 0.1, tokens_per_step=2.0) | {"token_s": 0.05}
+    assert steps.points(steps.rows([good]), [good])[0] == {
+        "what": "step", "batch": 1, "tokens": 2.0, "context": 20, "seconds": 0.1}
+    uneven = sample(0, 1, 0.1) | {"token_s": 0.2}
+    assert steps.rows([uneven])[0]["uneven"] is True
+    assert [point["what"] for point in steps.points(steps.rows([uneven]), [uneven])] == []
+    silent = good | {"tokens_per_step": None, "token_s": None}
+    assert steps.points(steps.rows([silent]), [silent]) == []
+    slow = sample(1000, 1, 0.1) | {"client": {"loop_lag_ms": {"p50": 9, "p99": 9, "max": 900.0}, "healthy": False}}
+    assert steps.points(steps.rows([slow]), [slow]) == []
 
 
 def test_a_known_schedule(tmp_path, capsys):
@@ -125,9 +137,10 @@ def known_schedule(tmp_path, lags):
         if row["step_s"]["p50"] == pytest.approx(middle, rel=0.1):
             proved.add((row["context"], row["batch"]))
         assert row["prompt_tokens"] == 1000 and row["cached_tokens"] == 990 and row["tokens_per_step"] == 1.0
-    assert {(point["batch"], point["context"]) for point in record["points"] if point["what"] == "step"} == {
-        (1, 1006), (3, 1006)}
-    assert any(point["what"] == "ttft" and point["cached"] == 990 for point in record["points"])
+    assert {(point["batch"], point["context"], point["tokens"]) for point in record["points"] if point["what"] == "step"
+            } == {(row["batch"], 1006, 1.0) for row in record["rows"] if not row["uneven"] and row["healthy"]}
+    if record["client"]["healthy"]:
+        assert any(point["what"] == "ttft" and point["cached"] == 990 for point in record["points"])
     path = next((tmp_path / "out").glob("*.json"))
     book = tmp_path / "LEDGER.md"
     book.write_text(f"<!-- table: decode-microbench {path.name} -->\n<!-- end -->\n")

@@ -92,16 +92,19 @@ def _row(context: int, batch: int, group: Sequence[Sample]) -> Row:
 
 
 def points(found: Sequence[Row], samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """What cost_model.py fits. Steps: every row. TTFT: of requests that were alone on the server and whose cached
-    tokens it reported, the median of those that are alike.
+    """What cost_model.py fits. Steps: every row that is even, and whose tokens per step are known. TTFT: of requests
+    that were alone on the server and whose cached tokens it reported, the median of those that are alike. What a slow
+    client saw is left out.
 
     The chunk of a TTFT is the server's max_num_batched_tokens, which `replay_sim.py points` is told.
     """
-    steps = [{"what": "step", "batch": row["batch"], "context": round(row["prompt_tokens"]
-                                                                      + (row["completion_tokens"] or 0) / 2),
-              "seconds": row["step_s"]["p50"]} for row in found if row.get("prompt_tokens") is not None]
+    steps = [{"what": "step", "batch": row["batch"], "tokens": row["tokens_per_step"],
+              "context": round(row["prompt_tokens"] + row["completion_tokens"] / 2), "seconds": row["step_s"]["p50"]}
+             for row in found if row.get("prompt_tokens") is not None and row["uneven"] is False and row["healthy"]]
     times: dict[tuple[int, int], list[float]] = {}
     for sample in samples:
+        if sample["client"]["healthy"] is False:
+            continue
         alone = list(sample["primes"])
         if sample["batch"] == 1 and sample["class"] == definitions.OK:
             alone += sample["requests"]
