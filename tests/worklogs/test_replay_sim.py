@@ -2,6 +2,7 @@
 is predicted."""
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from tests.core.fake_engine import FakeEngine
 from tests.worklogs.formal_record import CHUNK, TRUTH, conversations, record, write
 from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
 from vllm.overlay.prefix_cache.policy import Policy
+from vllm.overlay.prefix_cache.sharing import shared_blocks
 from worklogs import cost_model, replay_sim
 from worklogs.bench import tables
 from worklogs.cost_model import Costs, Step
+from worklogs.engine_cache import shared_ahead
 from worklogs.replay_requests import Rendered
 from worklogs.replay_sim import Given, KvPool, Modelled, Request, Setting, requests_of, simulate
 
@@ -330,6 +333,24 @@ def test_a_prompt_waits_only_until_its_beginning_is_computed():
     assert (first["first_s"], second["first_s"]) == (2.0, 2.0)
 
 
+def test_who_waits_for_whom_is_the_servers_rule():
+    """shared_blocks of overlay/prefix_cache on the same prompts, at every progress of the one ahead."""
+    def sequence(request, computed=0):
+        data = SimpleNamespace(get_num_computed_tokens=lambda: computed)
+        return SimpleNamespace(get_len=lambda: request.length, keys=request.keys.tolist(), data=data)
+
+    seen = set()
+    for length, shared in ((4000, 2048), (2048, 2048), (2050, 2048), (200, 112), (300, 128)):
+        waiting, ahead = alike(length, shared, 20_000, 1), alike(3000, shared, 10_000, 0)
+        for hit in (0, 64, 1920, 1936):
+            for computed in (0, 16, 1024, 2032, 2047, 2048, 2992):
+                blocks = shared_blocks(lambda seq, count: seq.keys[:count], 16, sequence(waiting), hit // 16,
+                                       sequence(ahead, computed))
+                assert shared_ahead(waiting, hit, ahead, computed) == blocks * 16, (length, shared, hit, computed)
+                seen.add(blocks)
+    assert {0, 8, 127, 128} <= seen
+
+
 def test_the_end_of_a_cold_prompt_is_a_step_of_its_own():
     assert (Policy().first, Policy().block_size) == (cost_model.FIRST, cost_model.BLOCK)
     for length in (3000, 3008, 2049, 65, 64, 40):
@@ -372,7 +393,8 @@ def test_a_figure_that_was_measured_as_nothing_is_off(validation, capsys):
     content["summary"] = replay_sim.definitions.summary(content["samples"], content["wall_s"])
     assert content["summary"]["hit_rate"] == 0
     assert checked(validation, content) == replay_sim.OFF
-    assert "all but" in (text := capsys.readouterr().out) and "hit_rate" in text.split("all but")[1]
+    (verdict, ) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("within")]
+    assert "hit_rate" in verdict.split("all but")[1] and "not judged" not in verdict
 
 
 def test_what_was_not_measured_is_not_judged(validation, capsys, monkeypatch, tmp_path):
@@ -444,6 +466,11 @@ def test_ranking_gives_every_setting_a_cache_of_its_own(tmp_path, capsys):
     rates = {one["concurrency"]: one["figures"]["hit_rate"] for one in found if one["alternative"] == "as given"}
     print(rates)
     assert rates[1] != rates[8] and all(one["waits"]["room"] == 0 for one in found)
+    alone = tmp_path / "alone.jsonl"
+    assert replay_sim.main([*RANK, "--points", str(points), "--count", "200", "--concurrency", "8", "--partial",
+                            str(alone)]) == 0
+    capsys.readouterr()
+    assert json.loads(alone.read_text())[1] == found[1]
     assert f"Hits: {min(rates.values()):.3f} to" in text and "in 0 of 2 outcomes" in text
 
 
