@@ -120,7 +120,8 @@ def replay_sim(found: list[Record]) -> str:
             groups.setdefault((one["alternative"], one["concurrency"]), []).append(one)
         for group in groups.values():
             one, least = group[0], min(each["figures"]["weighted"] or 0.0 for each in group)
-            figures, missed = one["figures"], [name for name, met in one["gates"] if not met]
+            figures, missed = one["figures"], [name if met is False else f"{name} (not known)"
+                                              for name, met in one["gates"] if met is not True]
             guess = f", {one['speculate']} guessed at {one['acceptance']:g}" if one["speculate"] else ""
             rows.append([one["alternative"], f"{one['concurrency']} at a time, chunk {one['chunk']:,}, "
                          f"{one['policy']}{guess}", *(_or_dash(figures[name], form) for name, form in (
@@ -151,7 +152,8 @@ def replay_sim_check(found: list[Record]) -> str:
             rows.append([record["record"], one["figure"], _or_dash(real, "{:.4g}"), *(
                 "-" if one[name] is None else f"{one[name]:.4g}" + (f" ({one[name] / real - 1:+.1%})" if real else "")
                 for name in ("cache modelled", "hits as measured")),
-                "shown only" if not one["judged"] else "off" if one["figure"] in record["off"] else "within"])
+                "not judged" if one["figure"] in record.get("not_judged", []) else "shown only" if not one["judged"]
+                else "off" if one["figure"] in record["off"] else "within"])
     return grid(["run", "figure", "measured", "predicted", "predicted, hits as measured", "verdict"], rows)
 
 
