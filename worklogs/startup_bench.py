@@ -236,7 +236,7 @@ def record_of(series: Series, words: list[str]) -> dict[str, Any]:
             "topic": options.topic, "file": {"name": options.yaml.name, "sha256": plan.source},
             "overridden": plan.overridden, "versions": versions(plan), "weights_bytes": sum(
                 path.stat().st_size for path in series.files), "page_cache": options.page_cache,
-            "asked": options.starts, "sittings": series.partial.sittings + 1, "summary": summary(starts),
+            "asked": options.starts, "sittings": series.partial.sittings, "summary": summary(starts),
             "starts": starts}
 
 

@@ -198,6 +198,7 @@ def test_an_interrupted_series_ends_its_server_and_can_be_resumed(world, capsys)
     assert "is of another run" in capsys.readouterr().err
     status, record, _ = run(world, "--starts", "2", "--resume")
     assert status == 0 and [start["index"] for start in record["starts"]] == [0, 1] and not partial.exists()
+    assert record["sittings"] == 2
     assert capsys.readouterr().out.count("start 1 of 2") == 0
 
 
