@@ -37,7 +37,7 @@ from bench import definitions, micro_tables, steps  # noqa: E402
 from bench.client import Client, LoopLag, Reading  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench.words import WORDS  # noqa: E402
-from formal_perf_bench import AWAY, INTERRUPTED, KINDS, CannotRun, Partial, count, positive, settings  # noqa: E402
+from formal_perf_bench import AWAY, INTERRUPTED, KINDS, CannotRun, Partial, count, positive, result_name, settings  # noqa: E402
 
 BATCHES, CONTEXTS = "1,2,4,8,16", "0,1K,8K,32K,100K,200K"
 QUESTION_WORDS = 8
@@ -237,14 +237,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--api-key")
     add("--server-command", default="", help="how the server was started; kept without paths")
     add("--server-version", default="", help="default: what /version says")
-    add("--name", help="of the result; default: decode-microbench-KIND")
+    add("--name", type=result_name, help="of the result; default: decode-microbench-KIND")
     add("--out", type=Path, default=bench_record.RESULTS, help="folder of the record")
     add("--resume", action="store_true", help="go on with the unfinished run of this name")
     add("--no-progress", action="store_true")
     options = parser.parse_args(arguments)
     options.name, options.set = options.name or f"decode-microbench-{options.kind}", dict(options.set)
-    if not bench_record.NAME.fullmatch(options.name):
-        parser.error(f"--name {options.name!r}: lower-case letters, digits, dots and dashes")
     if options.batch[0] < 1:
         parser.error("--batch: 1 is the least")
     return options

@@ -73,16 +73,15 @@ class Partial:
         self.path = path
         self.samples: dict[int, Sample] = {}
         self.wall = 0.0
-        # This one counts, also where it is killed.
         self.sittings = 0
         self.salt = secrets.token_hex(8)
-        # Of a sitting that was killed, the last sample's end is all that is known.
         self.check(path, resume)
         if resume:
             self._read(key)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write({"run": key, "salt": self.salt})
+        # At its start, so that one that is killed counts; of its time the last sample's end is all that is known.
         self.sittings += 1
         self._write({"sitting": self.sittings})
 
@@ -437,6 +436,13 @@ def count(least: int) -> Callable[[str], int]:
     return number
 
 
+def result_name(argument: str) -> str:
+    """What a record may be called."""
+    if not bench_record.NAME.fullmatch(argument):
+        raise argparse.ArgumentTypeError(f"{argument!r}: lower-case letters, digits, dots and dashes")
+    return argument
+
+
 def positive(argument: str) -> float:
     """A number above 0."""
     try:
@@ -482,7 +488,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="process whose tree is the server: the record says how many cores all others used")
     parser.add_argument("--server-version", default="", help="default: what /version says")
     parser.add_argument("--receipt", type=Path, help="receipt.json of the tree that runs, for the manifest's hash")
-    parser.add_argument("--name", help="of the result; default: formal-perf-KIND")
+    parser.add_argument("--name", type=result_name, help="of the result; default: formal-perf-KIND")
     parser.add_argument("--out", type=Path, default=bench_record.RESULTS, help="folder of the record")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there, too")
     parser.add_argument("--resume", action="store_true", help="go on with the unfinished run of this name")
@@ -491,8 +497,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.name = options.name or f"formal-perf-{options.kind}"
     options.cache = options.cache or ("salt" if options.kind in SALTED else "none")
     options.set = dict(options.set)
-    if not bench_record.NAME.fullmatch(options.name):
-        parser.error(f"--name {options.name!r}: lower-case letters, digits, dots and dashes")
     if options.cache == "salt" and options.kind not in SALTED:
         parser.error(f"--cache salt: a server of kind {options.kind} ignores cache_salt; start it anew and use none")
     if options.rate is not None and not options.open_loop:

@@ -43,7 +43,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
 import replay_trace  # noqa: E402
-from bench import trace  # noqa: E402
+from bench import jsonl, trace  # noqa: E402
 from bench.conversations import OVERHEAD, Message, Texts, cleaned, padded, text_of  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench.served import Prompt, Served, ServedError  # noqa: E402
@@ -545,12 +545,10 @@ def make(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
             made = Made(**{**fields, "marks": [tuple(mark) for mark in fields["marks"]]})
             body = generator._body(made, made.messages)
             generator.enter(made, served.render(body), body)
-        with partial.open("a", encoding="utf-8") as file:
-            while len(generator.made) < options.requests:
-                generator.next()
-                file.write(json.dumps(dataclasses.asdict(generator.made[-1])) + "\n")
-                file.flush()
-                progress.show(len(generator.made), f"{sum(made.length for made in generator.made):,} tokens")
+        while len(generator.made) < options.requests:
+            generator.next()
+            jsonl.add(partial, dataclasses.asdict(generator.made[-1]))
+            progress.show(len(generator.made), f"{sum(made.length for made in generator.made):,} tokens")
     finally:
         progress.close()
         served.close()
@@ -564,14 +562,12 @@ def make(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
 
 def _kept(partial: Path, key: str) -> list[dict[str, Any]]:
     try:
-        first, *lines = partial.read_text(encoding="utf-8").split("\n")
+        first, *made = jsonl.read(partial) or [None]
     except OSError as error:
         raise CannotMake(f"nothing to resume: {partial}: {error.strerror}") from error
-    if first != key:
+    if json.dumps(first) != key:
         raise CannotMake(f"{partial} is of other settings, another tokenizer or template; make it without --resume")
-    # What follows the last line end was cut off.
-    partial.write_text("\n".join([first, *lines[:-1], ""]), encoding="utf-8")
-    return [json.loads(line) for line in lines[:-1]]
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -205,7 +205,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="options of a server")
     parser.add_argument("--command", type=pair, action="append", default=[], metavar="KIND=LINE",
                         help="another server")
-    parser.add_argument("--others", type=float, default=0.1, help="cores that others may use (default: %(default)s)")
+    parser.add_argument("--others", type=float, default=records.OTHERS_CORES,
+                        help="cores that others may use (default: %(default)s)")
     parser.add_argument("--quiet", type=float, default=600.0, help="seconds to wait for that (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds of a start (default: %(default)s)")
     parser.add_argument("--port", type=int, help="default: any that is free")
