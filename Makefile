@@ -56,6 +56,7 @@ env-reference:
 
 overlay: env
 	@PYTHON=$(PYTHON) bash patch_ops.sh apply
+	@$(PYTHON) "$$($(PYTHON) -c 'import importlib.util as u; print(u.find_spec("vllm").submodule_search_locations[0])')/overlay/kernels/native_build.py" --quiet
 
 demo: .cache/demo/config.json
 

@@ -87,7 +87,15 @@ def test_back_ends_of_an_operator_have_the_same_functions_and_parameters(op):
 
 
 def test_all_operators_are_chosen_by_name():
-    assert backend.choose_all() == dict.fromkeys(sorted(OPS), "torch")
+    native = {op for op in OPS if "native" in importlib.import_module(f"vllm.overlay.kernels.{op}").backends.names}
+    assert native and backend.choose_all() == {op: "native" if op in native else "torch" for op in sorted(OPS)}
+
+
+def test_a_back_end_for_another_platform_is_passed_over_in_silence(broken_native, said, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    importlib.sys.modules["vllm.overlay.kernels.norms.native"].for_this_platform = lambda: False
+    assert broken_native.chosen_name() == "torch"
+    assert said == [("info", "norms: back end torch (of native, torch)")]
 
 
 def test_what_the_server_announced_binds_every_process(monkeypatch):

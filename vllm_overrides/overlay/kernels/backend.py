@@ -2,7 +2,8 @@
 
 Every operator folder owns one `Backends`. A back end is a module that defines the operator's functions by their public
 names; it is imported only when chosen. A module that depends on compiled code or on a device defines
-`unavailable() -> Optional[str]`: the reason why it cannot run here, or None.
+`unavailable() -> Optional[str]`: the reason why it cannot run here, or None; and, if it was never meant for every
+platform, `for_this_platform() -> bool`: where it is false, nobody misses it.
 
 A server asks `unavailable` too, before the engine's process exists, and must not hold a device. So the import of a back
 end and `unavailable` may look for files and modules, read the environment, and ask
@@ -94,6 +95,8 @@ class Backends:
             if reason is None:
                 logger.info("%s: back end %s (of %s)", self.op, name, ", ".join(self.names))
                 return name, module
+            if not getattr(module, "for_this_platform", lambda: True)():
+                continue
             logger.warning("%s: back end %s cannot run here: %s", self.op, name, reason)
         raise RuntimeError(f"{self.op}: none of the back ends {', '.join(self.names)} can run here")
 

@@ -4,7 +4,7 @@ import torch
 
 from vllm.overlay.kernels.backend import Backends
 
-backends = Backends("norms", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("norms", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 def rms_norm(x: torch.Tensor,

@@ -1,0 +1,121 @@
+"""Compiles the CPU operators (csrc/*.cpp): one library per instruction set, beside the installed vLLM. Standard library
+only; run as a program, it neither imports vLLM nor torch.
+
+    python .../vllm/overlay/kernels/native_build.py [--quiet]
+
+The sources are plain C++ that includes nothing of torch's, so a library fits every torch and Python. Libraries are kept
+in `vllm_overlay_native/<digest of sources and flags>` beside the package: the tree of vLLM itself stays what the receipt
+says. What is there is not built again.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent
+# Best first. What a processor must have (the names of /proc/cpuinfo) and what the compiler is told. No fast-math: sums
+# may be reordered by hand only, and what is not finite must stay so.
+ISAS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "avx512": (frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}),
+               ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c",
+                "-mprefer-vector-width=512")),
+    "avx2": (frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    "portable": (frozenset(), ()),
+}
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall",
+          "-Wextra", "-Wno-vla", "-Wno-psabi",
+          # GCC 12 says it of its own header for AVX-512.
+          "-Wno-maybe-uninitialized")
+
+
+def isas() -> list[str]:
+    """Instruction sets that libraries are built for on this kind of processor, best first."""
+    return list(ISAS) if platform.machine() in ("x86_64", "AMD64") else ["portable"]
+
+
+def sources() -> list[Path]:
+    """The files that are compiled."""
+    return sorted(KERNELS.glob("*/csrc/*.cpp"))
+
+
+def digest() -> str:
+    """Of all that the libraries depend on, but the compiler."""
+    found = hashlib.sha256(repr((_FLAGS, sorted((isa, flags) for isa, (_, flags) in ISAS.items()))).encode())
+    for path in sorted([*sources(), *KERNELS.glob("csrc/*.h"), *KERNELS.glob("*/csrc/*.h")]):
+        found.update(str(path.relative_to(KERNELS)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def folder() -> Path:
+    """Where the libraries of these sources lie, or would."""
+    return KERNELS.parents[2] / "vllm_overlay_native" / digest()
+
+
+def library(isa: str) -> Path:
+    """The library for an instruction set, whether it is there or not."""
+    return folder() / f"{isa}.so"
+
+
+def build(compiler: str = os.environ.get("CXX", "g++"), jobs: int | None = None) -> list[Path]:
+    """Builds what is missing. jobs: compilers at a time; None: one per core.
+
+    Raises:
+        FileNotFoundError: no compiler. subprocess.CalledProcessError: it refuses; its words are on stderr.
+    """
+    missing = [isa for isa in isas() if not library(isa).exists()]
+    if not missing:
+        return []
+    if shutil.which(compiler) is None:
+        raise FileNotFoundError(f"no C++ compiler {compiler!r}: install g++, or name one with CXX=")
+    folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder()) as work:
+        # OpenMP's runtime is left open: it must be the one that torch has loaded (native.py).
+        jobs = jobs or len(os.sched_getaffinity(0))
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            objects = {(isa, source): Path(work) / f"{isa}-{source.stem}.o" for isa in missing for source in sources()}
+            compiling = [pool.submit(_run, [compiler, *(flag for flag in _FLAGS if flag != "-shared"), *ISAS[isa][1],
+                                            "-c", str(source), "-o", str(out)])
+                         for (isa, source), out in objects.items()]
+            for each in compiling:
+                each.result()
+        for isa in missing:
+            partial = Path(work) / f"{isa}.so"
+            _run([compiler, "-shared", *(str(out) for (one, _), out in objects.items() if one == isa), "-o",
+                  str(partial)])
+            partial.rename(library(isa))
+    for old in folder().parent.iterdir():
+        if old != folder():
+            shutil.rmtree(old, ignore_errors=True)
+    return [library(isa) for isa in missing]
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def main() -> int:
+    """Returns the exit status: 0 built or there, 1 not built."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quiet", action="store_true", help="say nothing where nothing was to be done")
+    options = parser.parse_args()
+    started = time.monotonic()
+    try:
+        built = build()
+    except (FileNotFoundError, OSError, subprocess.CalledProcessError) as error:
+        print(f"native_build: {error}", file=sys.stderr)
+        return 1
+    if built or not options.quiet:
+        names = ", ".join(path.stem for path in built) or "nothing to do"
+        print(f"native operators: {names}, {time.monotonic() - started:.0f} s, {folder()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
