@@ -12,8 +12,8 @@ import torch
 from vllm.overlay.kernels import backend
 from vllm.overlay.runtime.announced import announced
 
-OPS = ["gated_delta_rule", "causal_conv1d", "int8_weights", "moe", "paged_attention", "norms", "rope", "sampling",
-       "token_mask", "vision_attention"]
+OPS = ["gated_delta_rule", "causal_conv1d", "int8_weights", "linear", "moe", "paged_attention", "norms", "rope",
+       "sampling", "token_mask", "vision_attention"]
 VARIABLE = "VLLM_OVERLAY_KERNELS_NORMS"
 
 

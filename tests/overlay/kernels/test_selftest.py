@@ -8,8 +8,8 @@ import torch
 from vllm.overlay import selftest
 from vllm.overlay.kernels.gated_delta_rule import torch_impl
 
-OPS = ["gated_delta_rule", "causal_conv1d", "moe", "int8_weights", "paged_attention", "vision_attention", "norms",
-       "rope", "sampling", "token_mask"]
+OPS = ["gated_delta_rule", "causal_conv1d", "moe", "linear", "int8_weights", "paged_attention", "vision_attention",
+       "norms", "rope", "sampling", "token_mask"]
 
 
 def test_all_operators_pass_and_the_record_is_complete(tmp_path, capsys):

@@ -53,6 +53,7 @@ from vllm.overlay.model.checkpoint import (
     split,
     vocabulary,
 )
+from vllm.overlay.model.linear_method import use_linear_operator
 from vllm.overlay.model.mtp_switch import MTP_ASKED, mtp_is_asked
 from vllm.overlay.model.shards import Shards
 from vllm.overlay.model.vision import VisionTower
@@ -461,6 +462,7 @@ class Qwen3_5ForCausalLM(nn.Module):
             self.lm_head = ParallelLMHead(self.text_config.vocab_size, self.text_config.hidden_size)
         self.logits_processor = LogitsProcessor(self.text_config.vocab_size)
         self.sampler = Sampler()
+        use_linear_operator(self)
 
     def get_state_spec(self) -> StateSpec:
         """What the state pool must hold per slot on this rank."""

@@ -14,6 +14,7 @@ from vllm.overlay.kernels import (
     causal_conv1d,
     gated_delta_rule,
     int8_weights,
+    linear,
     moe,
     norms,
     paged_attention,
@@ -213,6 +214,16 @@ def _experts(tokens: int, count: int, top_k: int, hidden: int, inner: int,
     return build
 
 
+def _matrix(tokens: int, rows: int, columns: int,
+            with_bias: bool) -> Callable[[torch.Generator, torch.dtype], Inputs]:
+
+    def build(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
+        return {"x": _normal(gen, dtype, tokens, columns), "weight": _normal(gen, dtype, rows, columns) * columns**-0.5,
+                "bias": _normal(gen, dtype, rows) if with_bias else None}
+
+    return build
+
+
 def _int8_matrix(rows: int, columns: int, with_bias: bool) -> Callable[[torch.Generator, torch.dtype], Inputs]:
 
     def build(gen: torch.Generator, dtype: torch.dtype) -> Inputs:
@@ -335,6 +346,12 @@ def all_cases() -> list[Case]:
         Case("moe", "prefill, experts without tokens", moe.backends, _experts(50, 11, 3, 48, 20, 7),
              _one("experts", "y"), {"y": ROUNDED}),
         Case("moe", "decode", moe.backends, _experts(3, 16, 4, 96, 40, 16), _one("experts", "y"), {"y": ROUNDED}),
+        Case("linear", "one row, bias", linear.backends, _matrix(1, 515, 1001, True),
+             lambda module, inputs: {"y": module.linear(**inputs)}, {"y": ROUNDED}),
+        Case("linear", "few rows, odd sizes", linear.backends, _matrix(7, 37, 43, False),
+             lambda module, inputs: {"y": module.linear(**inputs)}, {"y": ROUNDED}),
+        Case("linear", "many rows", linear.backends, _matrix(70, 64, 96, True),
+             lambda module, inputs: {"y": module.linear(**inputs)}, {"y": ROUNDED}),
         Case("int8_weights", "several tiles, bias", int8_weights.backends, _int8_matrix(600, 1000, True),
              _one("int8_linear", "y"), {"y": ROUNDED}),
         Case("int8_weights", "one odd tile", int8_weights.backends, _int8_matrix(7, 33, False),

@@ -1,0 +1,42 @@
+"""Products of few rows in compiled code (csrc/linear.cpp), which reads every weight once; of many by PyTorch's library.
+
+Few rows wait for the weights to come from memory, whatever the arithmetic costs. Every element is summed in one order,
+which depends neither on the other rows nor on the threads.
+"""
+from functools import cache
+
+import torch
+
+from vllm.overlay.kernels import native
+from vllm.overlay.kernels.linear import torch_impl
+
+unavailable, for_this_platform = native.unavailable, native.for_this_platform
+
+# Rows up to which this beats oneDNN. With AVX-512 not measured yet; without it oneDNN has no bfloat16 or float16
+# arithmetic, and converts.
+_FEW, _FEW_WITHOUT_HALF = 16, 64
+
+
+@cache
+def _function():
+    return native.function("linear", "iplpplpllll")
+
+
+@cache
+def _few(dtype: torch.dtype) -> int:
+    return _FEW_WITHOUT_HALF if native.isa() != "avx512" and dtype != torch.float32 else _FEW
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """See the package's `linear`."""
+    count, size = weight.shape
+    rows = x if x.dim() == 2 else x.reshape(-1, size)
+    if rows.shape[0] > _few(x.dtype) or weight.stride(1) != 1:
+        return torch_impl.linear(x, weight, bias)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    out = torch.empty((*x.shape[:-1], count), dtype=x.dtype)
+    _function()(native.DTYPES[x.dtype], rows.data_ptr(), rows.stride(0), weight.data_ptr(),
+                None if bias is None else bias.contiguous().data_ptr(), weight.stride(0), out.data_ptr(), count,
+                rows.shape[0], count, size)
+    return out
