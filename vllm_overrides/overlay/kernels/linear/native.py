@@ -1,4 +1,5 @@
-"""Products of few rows in compiled code (csrc/linear.cpp), which reads every weight once; of many by PyTorch's library.
+"""Products of few rows in compiled code (csrc/linear.cpp), which reads every weight once; of many by PyTorch's library,
+where the processor has arithmetic of the type.
 
 Few rows wait for the weights to come from memory, whatever the arithmetic costs. Every element is summed in one order,
 which depends neither on the other rows nor on the threads.
@@ -12,9 +13,9 @@ from vllm.overlay.kernels.linear import torch_impl
 
 unavailable, for_this_platform = native.unavailable, native.for_this_platform
 
-# Rows up to which this beats oneDNN. With AVX-512 not measured yet; without it oneDNN has no bfloat16 or float16
-# arithmetic, and converts.
-_FEW, _FEW_WITHOUT_HALF = 16, 64
+# Rows up to which this is used. Without AVX-512 oneDNN has no bfloat16 or float16 arithmetic and converts, so that it
+# is four times slower at any number of rows; with AVX-512 the limit is not measured yet.
+_FEW, _ANY = 16, 1 << 62
 
 
 @cache
@@ -23,15 +24,15 @@ def _function():
 
 
 @cache
-def _few(dtype: torch.dtype) -> int:
-    return _FEW_WITHOUT_HALF if native.isa() != "avx512" and dtype != torch.float32 else _FEW
+def _most(dtype: torch.dtype) -> int:
+    return _ANY if native.isa() != "avx512" and dtype != torch.float32 else _FEW
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """See the package's `linear`."""
     count, size = weight.shape
     rows = x if x.dim() == 2 else x.reshape(-1, size)
-    if rows.shape[0] > _few(x.dtype) or weight.stride(1) != 1:
+    if rows.shape[0] > _most(x.dtype) or weight.stride(1) != 1:
         return torch_impl.linear(x, weight, bias)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
