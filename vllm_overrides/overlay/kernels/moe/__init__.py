@@ -4,7 +4,7 @@ import torch
 
 from vllm.overlay.kernels.backend import Backends
 
-backends = Backends("moe", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("moe", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

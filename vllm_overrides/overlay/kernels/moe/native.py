@@ -1,0 +1,49 @@
+"""Router and experts in compiled code (csrc/moe.cpp)."""
+import ctypes
+from functools import cache
+
+import torch
+
+from vllm.overlay.kernels import native
+from vllm.overlay.kernels.moe import torch_impl
+
+unavailable, for_this_platform = native.unavailable, native.for_this_platform
+
+
+@cache
+def _functions():
+    return native.function("moe_route", "iplllli" + "pp"), native.function("moe_experts", "iplpppp" + "plllllp")
+
+
+def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package's `route`. Of equal probabilities the lower id comes first."""
+    tokens, count = router_logits.shape
+    logits = router_logits if router_logits.stride(1) == 1 else router_logits.contiguous()
+    weights = torch.empty((tokens, top_k), dtype=torch.float32)
+    ids = torch.empty((tokens, top_k), dtype=torch.int64)
+    _functions()[0](native.DTYPES[logits.dtype], logits.data_ptr(), logits.stride(0), tokens, count, top_k, renormalize,
+                    weights.data_ptr(), ids.data_ptr())
+    return weights, ids
+
+
+def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
+            ids: torch.Tensor) -> torch.Tensor:
+    """See the package's `experts`.
+
+    Raises:
+        ValueError: types that do not fit together. IndexError: an id that is no expert's.
+    """
+    if w13.dtype != x.dtype or w2.dtype != x.dtype or weights.dtype != torch.float32 or ids.dtype != torch.int64:
+        raise ValueError(f"moe: x {x.dtype}, w13 {w13.dtype}, w2 {w2.dtype}, weights {weights.dtype}, ids {ids.dtype}")
+    tokens, top_k = ids.shape
+    count, hidden, inner = w2.shape
+    rows = x if x.stride(1) == 1 else x.contiguous()
+    w13, w2, weights, ids = w13.contiguous(), w2.contiguous(), weights.contiguous(), ids.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    bad = ctypes.c_int32(0)
+    _functions()[1](native.DTYPES[x.dtype], rows.data_ptr(), rows.stride(0), w13.data_ptr(), w2.data_ptr(),
+                    weights.data_ptr(), ids.data_ptr(), out.data_ptr(), tokens, top_k, count, hidden, inner,
+                    ctypes.addressof(bad))
+    if bad.value:
+        raise IndexError(f"moe: an id among {ids.tolist()} is none of {count} experts")
+    return out
