@@ -3,6 +3,7 @@
 A step has T tokens in N rows: row i is tokens [query_start_loc[i], query_start_loc[i + 1]). Rows before `num_prefills`
 may have any length, zero included; the others are decode rows of exactly one token.
 """
+from array import array
 from collections.abc import Sequence
 
 Capture = tuple[int, int, int]
@@ -41,3 +42,24 @@ def captures_by_row(captures: Sequence[Capture], query_start_loc: Sequence[int])
     for wanted in rows:
         wanted.sort()
     return rows
+
+
+def packed_rows(query_start_loc: Sequence[int], slots: list[int], captures: Sequence[Capture],
+                num_slots: int) -> "array[int]":
+    """Returns for compiled code, as int64 one after the other: query_start_loc, the rows' slots, and each capture.
+
+    Raises:
+        ValueError: captures that do not fit (see `captures_by_row`), or a slot outside the pool.
+    """
+    if captures:
+        captures_by_row(captures, query_start_loc)
+    packed = array("q", query_start_loc)
+    packed.extend(slots)
+    named = slots
+    if captures:
+        named = slots + [slot for _, _, slot in captures]
+        for capture in captures:
+            packed.extend(capture)
+    if named and not (min(named) >= 0 and max(named) < num_slots):
+        raise ValueError(f"slots {min(named)} to {max(named)} of a pool of {num_slots}")
+    return packed

@@ -6,7 +6,7 @@ import torch
 from vllm.overlay.kernels.backend import Backends
 from vllm.overlay.kernels.rows import Capture, check_rows
 
-backends = Backends("causal_conv1d", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("causal_conv1d", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 def causal_conv1d(x: torch.Tensor,

@@ -15,7 +15,7 @@ from vllm.overlay.kernels.rows import Capture, check_rows
 
 CHUNK = 64
 
-backends = Backends("gated_delta_rule", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("gated_delta_rule", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 def gate(a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
