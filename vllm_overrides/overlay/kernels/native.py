@@ -58,6 +58,13 @@ def isa() -> str:
     return asked
 
 
+def library_multiplies(dtype: torch.dtype) -> bool:
+    """Whether PyTorch's library (oneDNN) multiplies matrices of this type with the processor's own arithmetic; else it
+    converts, or takes a plain loop."""
+    needed = {torch.bfloat16: {"avx512_bf16", "amx_bf16"}, torch.float16: {"avx512_fp16", "amx_fp16"}}
+    return dtype == torch.float32 or bool(needed[dtype] & _processor_flags())
+
+
 def function(name: str, signature: str) -> Callable[..., None]:
     """A function of the library that returns nothing.
 

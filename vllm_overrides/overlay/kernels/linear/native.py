@@ -4,6 +4,7 @@ where the processor has arithmetic of the type.
 Few rows wait for the weights to come from memory, whatever the arithmetic costs. Every element is summed in one order,
 which depends neither on the other rows nor on the threads.
 """
+import sys
 from functools import cache
 
 import torch
@@ -13,9 +14,9 @@ from vllm.overlay.kernels.linear import torch_impl
 
 unavailable, for_this_platform = native.unavailable, native.for_this_platform
 
-# Rows up to which this is used. Without AVX-512 oneDNN has no bfloat16 or float16 arithmetic and converts, so that it
-# is four times slower at any number of rows; with AVX-512 the limit is not measured yet.
-_FEW, _ANY = 16, 1 << 62
+# Rows up to which this is used where the library has arithmetic of the type. Where it has none it is four times slower
+# at any number of rows (measured with AVX2 and bfloat16).
+_FEW = 16
 
 
 @cache
@@ -25,7 +26,7 @@ def _function():
 
 @cache
 def _most(dtype: torch.dtype) -> int:
-    return _ANY if native.isa() != "avx512" and dtype != torch.float32 else _FEW
+    return _FEW if native.library_multiplies(dtype) else sys.maxsize
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
