@@ -62,7 +62,7 @@ def test_one_line_says_what_runs(server):
     assert len(lines) == 1, lines
     deployed, _, back_ends = lines[0].partition("; back ends: ")
     assert re.fullmatch(r"vllm overlay: pin \S+, \d+ overlays, manifest [0-9a-f]{12}", deployed), lines
-    assert back_ends.startswith("attention torch-paged, causal_conv1d torch, gated_delta_rule torch, "), lines
+    assert back_ends.startswith("attention torch-paged, causal_conv1d native, gated_delta_rule native, "), lines
     before = server.output().partition(lines[0])[0]
     assert "engine process" not in before, "the line comes before the engine, and so before the model"
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vllm.overlay.kernels.backend import Backends
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN = float("nan")
 # One rounding of the result may fall to the other side of the reference's.
@@ -68,6 +70,19 @@ def poisoned(shape: tuple[int, ...], live: list[int], gen: torch.Generator,
     pool = torch.full(shape, NAN, dtype=dtype)
     pool[live] = torch.randn(len(live), *shape[1:], generator=gen).to(dtype)
     return pool
+
+
+def runnable(backends: Backends) -> list[str]:
+    """Names of the operator's back ends that can run here, best first, without the reference."""
+    return [name for name in backends.names if name != "reference" and _runs(backends, name)]
+
+
+def _runs(backends: Backends, name: str) -> bool:
+    try:
+        backends.load(name)
+    except RuntimeError:
+        return False
+    return True
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, tolerance: float, what: str) -> None:

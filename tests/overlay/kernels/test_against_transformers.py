@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.overlay.kernels.helpers import assert_close
+from tests.overlay.kernels.helpers import assert_close, runnable
 from vllm.overlay.kernels import causal_conv1d, gated_delta_rule, moe, norms, rope
 
 PROGRAM = Path(__file__).with_name("transformers_operators.py")
-BACKENDS = ["torch", "reference"]
+
+
+def each_back_end(op):
+    return pytest.mark.parametrize("backend", [*runnable(op.backends), "reference"])
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def theirs(tmp_path_factory):
     return torch.load(out, weights_only=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_back_end(gated_delta_rule)
 def test_gate(theirs, backend):
     data = theirs["delta_rule"]
     g, beta = gated_delta_rule.backends.load(backend).gate(data["a"][0], data["b"][0], data["A_log"], data["dt_bias"])
@@ -34,7 +37,7 @@ def test_gate(theirs, backend):
 
 # transformers' chunked form takes decays from differences of running sums and is 6e-6 off its own stepwise form here.
 @pytest.mark.parametrize("form, tolerance", [("chunked", 3e-5), ("stepwise", 3e-6)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_back_end(gated_delta_rule)
 def test_gated_delta_rule(theirs, backend, form, tolerance):
     data = theirs["delta_rule"]
     pool = data["state"].clone()
@@ -46,7 +49,7 @@ def test_gated_delta_rule(theirs, backend, form, tolerance):
     assert_close(pool, data[f"{form}_state"], tolerance, "state")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_back_end(causal_conv1d)
 def test_convolution(theirs, backend):
     data = theirs["convolution"]
     x = data["x"][0].t().contiguous()
@@ -55,14 +58,14 @@ def test_convolution(theirs, backend):
     assert_close(got.t(), data["y"][0], 2e-6, "y")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_back_end(norms)
 def test_norms(theirs, backend):
     data, module = theirs["norms"], norms.backends.load(backend)
     assert_close(module.rms_norm(data["x"], data["weight"], 1e-6, None, True), data["plain"], 1e-6, "plain")
     assert_close(module.gated_rms_norm(data["x"], data["z"], data["weight"], 1e-6), data["gated"], 1e-6, "gated")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_back_end(rope)
 def test_rope(theirs, backend):
     data = theirs["rotary"]
     rotation = rope.RotaryTable(24, 1e7, (5, 4, 3))(data["positions"][:, 0])
@@ -72,7 +75,7 @@ def test_rope(theirs, backend):
         assert_close(turned.transpose(0, 1), data[name][0], 1e-6, name)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_back_end(moe)
 def test_experts(theirs, backend):
     data, module = theirs["experts"], moe.backends.load(backend)
     weights, ids = module.route(data["logits"], 3, True)

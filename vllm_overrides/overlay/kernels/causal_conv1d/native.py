@@ -27,8 +27,8 @@ def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     weight = weight.contiguous()
     if bias is not None:
         bias = bias.float().contiguous()
-    tokens, channels = x.shape
-    out = torch.empty((tokens, channels), dtype=x.dtype)
+    channels = x.shape[1]
+    out = x.new_empty(*x.shape)
     packed = packed_rows(query_start_loc, live_slots.tolist(), captures, conv.shape[0])
     _function()(native.DTYPES[x.dtype], x.data_ptr(), x.stride(0), native.DTYPES[weight.dtype], weight.data_ptr(),
                 None if bias is None else bias.data_ptr(), conv.data_ptr(), out.data_ptr(), packed.buffer_info()[0],

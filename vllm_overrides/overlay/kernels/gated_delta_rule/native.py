@@ -21,9 +21,10 @@ def gate(a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
     """See the package's `gate`."""
     if a.dtype != b.dtype:
         a, b = a.float(), b.float()
-    a, b = (x if x.stride(1) == 1 else x.contiguous() for x in (a, b))
+    if a.stride(1) != 1 or b.stride(1) != 1:
+        a, b = a.contiguous(), b.contiguous()
     A_log, dt_bias = A_log.float().contiguous(), dt_bias.float().contiguous()
-    g, beta = torch.empty(a.shape, dtype=torch.float32), torch.empty(a.shape, dtype=torch.float32)
+    g, beta = A_log.new_empty(*a.shape), A_log.new_empty(*a.shape)
     _functions()[0](native.DTYPES[a.dtype], a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), A_log.data_ptr(),
                     dt_bias.data_ptr(), g.data_ptr(), beta.data_ptr(), *a.shape)
     return g, beta
@@ -35,13 +36,16 @@ def gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch
     """See the package's `gated_delta_rule`."""
     if not q.dtype == k.dtype == v.dtype:
         q, k, v = q.float(), k.float(), v.float()
-    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+    q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
+    if not q_strides[2] == k_strides[2] == v_strides[2] == 1:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     g, beta = g.contiguous(), beta.contiguous()
-    out = torch.empty(v.shape, dtype=torch.float32)
-    strides = array("q", (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]))
+    out = g.new_empty(*v.shape)
+    strides = array("q", (*q_strides[:2], *k_strides[:2], *v_strides[:2]))
     contexts = array("q", context_lens)
     packed = packed_rows(query_start_loc, live_slots.tolist(), captures, recurrent.shape[0])
     _functions()[1](native.DTYPES[q.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), strides.buffer_info()[0],
                     g.data_ptr(), beta.data_ptr(), recurrent.data_ptr(), out.data_ptr(), contexts.buffer_info()[0],
-                    packed.buffer_info()[0], live_slots.shape[0], len(captures), q.shape[1], v.shape[1], *recurrent.shape[2:])
+                    packed.buffer_info()[0], live_slots.shape[0], len(captures), q.shape[1], *recurrent.shape[1:])
     return out
