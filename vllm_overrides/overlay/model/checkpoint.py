@@ -27,7 +27,7 @@ NAMES_SHOWN = 5
 WHOLE: Cut = ()
 # Parameter beside an int8 `weight`: what each of its rows is multiplied by.
 SCALE = "int8_scale"
-LAID_OUT_AS_HERE = ("UnquantizedLinearMethod", "Int8LinearMethod")
+LAID_OUT_AS_HERE = ("UnquantizedLinearMethod", "LinearOperatorMethod", "Int8LinearMethod")
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 

@@ -8,14 +8,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.overlay.kernels.linear import backends, linear
 
 
-class LinearMethod(UnquantizedLinearMethod):
+class LinearOperatorMethod(UnquantizedLinearMethod):
     """Stock's, with our product."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(x, layer.weight, bias)
 
 
-class EmbeddingMethod(UnquantizedEmbeddingMethod):
+class EmbeddingOperatorMethod(UnquantizedEmbeddingMethod):
     """The same for a head."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -33,6 +33,6 @@ def use_linear_operator(model: nn.Module) -> None:
         for name in ("quant_method", "linear_method"):
             method = getattr(layer, name, None)
             if type(method) is UnquantizedLinearMethod:
-                setattr(layer, name, LinearMethod())
+                setattr(layer, name, LinearOperatorMethod())
             elif type(method) is UnquantizedEmbeddingMethod:
-                setattr(layer, name, EmbeddingMethod())
+                setattr(layer, name, EmbeddingOperatorMethod())

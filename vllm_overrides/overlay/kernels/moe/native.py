@@ -1,4 +1,5 @@
-"""Router and experts in compiled code (csrc/moe.cpp)."""
+"""Router and experts in compiled code (csrc/moe.cpp); many tokens per expert by PyTorch's library where the processor
+has arithmetic of the type."""
 import ctypes
 from functools import cache
 
@@ -8,6 +9,10 @@ from vllm.overlay.kernels import native
 from vllm.overlay.kernels.moe import torch_impl
 
 unavailable, for_this_platform = native.unavailable, native.for_this_platform
+
+# Tokens per expert, on average, from which on the library's products are taken where it has arithmetic of the type; not
+# measured yet on a processor that has it for bfloat16.
+_FEW = 16
 
 
 @cache
@@ -37,6 +42,8 @@ def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch
         raise ValueError(f"moe: x {x.dtype}, w13 {w13.dtype}, w2 {w2.dtype}, weights {weights.dtype}, ids {ids.dtype}")
     tokens, top_k = ids.shape
     count, hidden, inner = w2.shape
+    if tokens * top_k > _FEW * min(count, tokens * top_k) and native.library_multiplies(x.dtype):
+        return torch_impl.experts_grouped(x, w13, w2, weights, ids)
     rows = x if x.stride(1) == 1 else x.contiguous()
     w13, w2, weights, ids = w13.contiguous(), w2.contiguous(), weights.contiguous(), ids.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
