@@ -20,7 +20,13 @@ def significant(value: float | str) -> str:
 
 
 def formal_perf(found: list[Record]) -> str:
-    """One row per record, in the predecessor's columns; intervals in brackets."""
+    """One row per record, in the predecessor's columns; intervals in brackets.
+
+    Raises:
+        RecordError: two records of one run.
+    """
+    records.refuse_one_run_twice(found)
+
     def cell(record: Record, path: str, form: str) -> str:
         value = stats.figure(record["summary"], path)
         if value is None:
@@ -47,7 +53,12 @@ def formal_perf(found: list[Record]) -> str:
 
 
 def gates(found: list[Record]) -> str:
-    """The gates of each record: value, verdict, and the gap."""
+    """The gates of each record: value, verdict, and the gap.
+
+    Raises:
+        RecordError: two records of one run.
+    """
+    records.refuse_one_run_twice(found)
     names = list(dict.fromkeys(gate["name"] for record in found for gate in record["summary"]["gates"]))
     rows = []
     for name in names:
