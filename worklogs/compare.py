@@ -16,6 +16,8 @@ output TPS) and the failure-adjusted ones: worse if one is worse and none better
 both. The others are named, but decide nothing: 18 figures are compared, each at 95 %, so that one may seem to differ by
 chance.
 
+A run that ended early and what --resume made of it are one run, and are refused together.
+
 Runs that were disturbed (the client was slow, others used the machine's cores, the run ended early) are refused, unless
 --any-health is given; then they are named.
 
@@ -49,8 +51,9 @@ def arms(found: list[records.Record]) -> dict[str, list[records.Record]]:
     """Records by arm, the first record's arm first.
 
     Raises:
-        RecordError: one arm only, or records that did not measure the same.
+        RecordError: one arm only, records that did not measure the same, or two of one run.
     """
+    records.refuse_one_run_twice(found)
     grouped: dict[str, list[records.Record]] = {}
     for record in found:
         if differences := records.differences(found[0], record):
@@ -166,6 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
         found = [records.read(path) for path in options.records]
+        # First of all: an ended run would be refused as disturbed, with an advice that does not help here.
+        records.refuse_one_run_twice(found, [path.name for path in options.records])
         for path, record in zip(options.records, found, strict=True):
             if (why := records.disturbances(record)) and not options.any_health:
                 raise records.RecordError(f"{path.name} was disturbed: {'; '.join(why)} (--any-health compares it all "

@@ -8,9 +8,14 @@ ever preempted; answers have the lengths that they are given; reading and render
 processor.
 
 Steps in which only answers run are taken together, up to the next event: the model's time does not depend on it.
+
+Simulated twice, a run is the same. To see what small differences in the steps' times make of it, which a closed loop
+may let grow, they can be drawn (`jittered`).
 """
 import dataclasses
 import heapq
+import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +49,21 @@ class Setting:
         return sum(self.acceptance ** guessed for guessed in range(self.speculate + 1))
 
 
+# What the time of so many steps together is multiplied by.
+Pace = Callable[[int], float]
+
+
+def jittered(share: float, seed: str) -> Pace:
+    """Each step by a random factor of its own, whose mean is 1 and whose deviation is `share`; the same of one seed."""
+    chance = random.Random(seed)
+
+    def factor(steps: int) -> float:
+        # Steps that are taken together differ less than one: they are a mean of as many.
+        deviation = share / math.sqrt(steps)
+        return math.exp(chance.gauss(0.0, deviation) - deviation ** 2 / 2)
+    return factor
+
+
 @dataclasses.dataclass
 class _Job:
     request: Request
@@ -65,7 +85,7 @@ class _Job:
 
 
 def simulate(requests: Sequence[Request], cache: Cache, costs: Costs, setting: Setting, *,
-             arrivals: Sequence[float] | None = None, limit_s: float = float("inf"),
+             arrivals: Sequence[float] | None = None, limit_s: float = float("inf"), pace: Pace = lambda steps: 1.0,
              progress: Callable[[int], None] = lambda done: None) -> tuple[list[dict[str, Any]], float]:
     """Runs the requests.
 
@@ -73,6 +93,7 @@ def simulate(requests: Sequence[Request], cache: Cache, costs: Costs, setting: S
         arrivals: seconds at which each is sent (open loop); else `setting.concurrency` streams send them in their
             order, each as soon as it is free, whosever turn it is (closed loop, as formal_perf_bench.py does it).
         limit_s: requests not sent until then are dropped.
+        pace: how fast steps are beside what they cost.
 
     Returns:
         Samples as a formal run keeps them, ordered by index, and the wall time.
@@ -82,16 +103,16 @@ def simulate(requests: Sequence[Request], cache: Cache, costs: Costs, setting: S
     """
     if setting.policy not in POLICIES:
         raise ValueError(f"the policy {setting.policy!r} is none of {', '.join(POLICIES)}")
-    return _Server(requests, cache, costs, setting, arrivals, limit_s, progress).run()
+    return _Server(requests, cache, costs, setting, arrivals, limit_s, pace, progress).run()
 
 
 class _Server:
     def __init__(self, requests: Sequence[Request], cache: Cache, costs: Costs, setting: Setting,
-                 arrivals: Sequence[float] | None, limit_s: float,
+                 arrivals: Sequence[float] | None, limit_s: float, pace: Pace,
                  progress: Callable[[int], None]) -> None:
         self.cache, self.costs, self.setting, self.progress = cache, costs, setting, progress
         self.now = 0.0
-        self.limit_s = limit_s
+        self.limit_s, self.pace = limit_s, pace
         self.threads: dict[int, tuple[int, int]] = {}       # index -> that of its first turn, its own turn
         for request in requests:
             first, turn = self.threads.get(request.parent, (request.index, -1))
@@ -177,9 +198,9 @@ class _Server:
 
     def _step(self, pieces: list[tuple[_Job, int]], rows: list[_Job]) -> None:
         tokens = 1 + self.setting.speculate
-        self.now += self.costs.step(Step([(job.computed, count) for job, count in pieces],
-                                         [job.request.length + job.produced for job in rows], tokens)
-                                    ) + self._draft(len(rows))
+        seconds = self.costs.step(Step([(job.computed, count) for job, count in pieces],
+                                       [job.request.length + job.produced for job in rows], tokens))
+        self.now += (seconds + self._draft(len(rows))) * self.pace(1)
         for job, count in pieces:
             job.computed += count
             if job.computed >= job.request.length:
@@ -209,7 +230,7 @@ class _Server:
                 else:
                     low = middle + 1
             steps = low
-        self.now += seconds(steps)
+        self.now += seconds(steps) * self.pace(steps)
         self._advance(rows, steps)
         self._finish()
 

@@ -332,6 +332,14 @@ async def _compare_rendered(client: Client, items: list[trace.Item], options: ar
                             "dataset with this server's checkpoint (--any-tokenizer measures all the same)", DISAGREES)
 
 
+def dataset_of(dataset: trace.Dataset, requests: int) -> dict[str, Any]:
+    """What a record says of the dataset; with a manifest of ours, all that it takes to make it again."""
+    manifest = dataset.manifest
+    made = {name: manifest[name] for name in ("generator", "settings", "tokenizer", "template") if name in manifest}
+    return {"name": dataset.name, "sha256": dataset.sha256, "requests": requests, "seed": manifest.get("seed"),
+            "cap": manifest.get("cap"), **(made if "settings" in made else {})}
+
+
 def record_of(dataset: trace.Dataset, run: Run, health: dict[str, Any], version: str | None, words: list[str],
               options: argparse.Namespace) -> dict[str, Any]:
     """What is kept."""
@@ -353,8 +361,7 @@ def record_of(dataset: trace.Dataset, run: Run, health: dict[str, Any], version:
                    "command": bench_record.without_paths(options.server_command.split())},
         **bench_record.commit(), "manifest": options.manifest, "machine": bench_record.machine(),
         "command": bench_record.without_paths(words),
-        "dataset": {"name": dataset.name, "sha256": dataset.sha256, "requests": len(options.all_items),
-                    "seed": dataset.manifest.get("seed"), "cap": dataset.manifest.get("cap")},
+        "dataset": dataset_of(dataset, len(options.all_items)),
         "model": options.model, "mode": mode, "concurrency": None if options.open_loop else options.concurrency,
         "rate": options.rate, "max_tokens": options.max_tokens, "exact_tokens": options.exact_tokens,
         "set": options.set, "cache_before": CACHE[options.cache], "warm_up": options.warm_up,

@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench import micro_tables, tables  # noqa: E402
+from bench.records import RecordError  # noqa: E402
 from bench.tables import grid  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,7 +234,8 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     """The ledger with its tables made anew.
 
     Raises:
-        LedgerError: an unknown kind, a record that is not there or does not hold what the table needs.
+        LedgerError: an unknown kind, a record that is not there or does not hold what the table needs, or records that
+            must not stand side by side.
     """
     def replace(match: re.Match[str]) -> str:
         kind, names = match["kind"], match["files"].split()
@@ -244,6 +246,8 @@ def rendered(text: str, results: Path = RESULTS) -> str:
             body = KINDS[kind](records)
         except OSError as error:
             raise LedgerError(f"{kind}: {Path(error.filename).name}: {error.strerror}") from error
+        except RecordError as error:
+            raise LedgerError(f"{kind} of {', '.join(names)}: {error}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"{kind} of {', '.join(names)}: {type(error).__name__}: {error}") from error
         return f"<!-- table: {kind} {' '.join(names)} -->\n{body}<!-- end -->"

@@ -53,8 +53,9 @@ class Renderer(Served):
         return Rendered(prompt.token_ids, prompt.boundaries)
 
 
-def rendered_of(record: dict[str, Any], dataset: Path, folder: Path) -> dict[int, Rendered]:
-    """Prompts by index, of the dataset that the run used.
+def rendered_of(record: dict[str, Any], dataset: Path, folder: Path,
+                repeats: Sequence[dict[str, Any]] = ()) -> dict[int, Rendered]:
+    """Prompts by index, of the dataset that the run used. repeats: of it, for which they must be right, too.
 
     Raises:
         RequestsError: it is another dataset, or the tokenizer is not the server's.
@@ -62,16 +63,18 @@ def rendered_of(record: dict[str, Any], dataset: Path, folder: Path) -> dict[int
     found = trace.read(dataset)
     if found.sha256 != record["dataset"]["sha256"]:
         raise RequestsError(f"{dataset}: not the dataset of the run, {record['dataset']['name']} (another SHA-256)")
-    lengths = {sample["index"]: sample["prompt_tokens"] for sample in record["samples"]}
+    lengths: dict[int, set[int]] = {}
+    for sample in itertools.chain.from_iterable(one["samples"] for one in (record, *repeats)):
+        lengths.setdefault(sample["index"], set()).update({sample["prompt_tokens"]} - {None})
     renderer, prompts = Renderer(folder), {}
     try:
         for item in found.items:
             if item.index not in lengths:
                 continue
             prompt = prompts[item.index] = renderer.rendered({**item.body, **(record.get("set") or {})})
-            if lengths[item.index] not in (None, len(prompt.ids)):
+            if others := lengths[item.index] - {len(prompt.ids)}:
                 raise RequestsError(f"request {item.index} renders to {len(prompt.ids)} tokens, the server had "
-                                    f"{lengths[item.index]}: {folder} has not the server's tokenizer")
+                                    f"{min(others)}: {folder} has not the server's tokenizer")
     finally:
         renderer.close()
     return prompts

@@ -1,17 +1,20 @@
 """Predicts the platform's figures for a configuration, from measured costs and a model of engine and cache.
 
-    python worklogs/replay_sim.py points FORMAL_C1.json [MICROBENCH.json ...] --chunk 2048 -o points.json
+    python worklogs/replay_sim.py points FORMAL_C1.json [FORMAL_C1.json MICROBENCH.json ...] --chunk 2048 -o points.json
     python worklogs/replay_sim.py fit points.json
-    python worklogs/replay_sim.py check FORMAL_C4.json --points points.json [--keep]
+    python worklogs/replay_sim.py check FORMAL_C4.json [REPEAT.json ...] --points points.json [--keep]
     python worklogs/replay_sim.py rank --points worklogs/points_bi_v100.json --concurrency 1,2,4,8 --chunk 8192,16384
 
 points  takes points from records: of formal runs with one request at a time (every TTFT and every decoding speed), and
-        of any record that has a list "points" (cost_model.py says what a point is).
+        of any record that has a list "points" (cost_model.py says what a point is). Several runs of one server, each
+        at another hour, make the costs a mean of the machine's speeds.
 fit     fits the costs, and shows every residual and what the points leave open.
-check   simulates the requests of a formal run (lengths, order, answers' lengths as they came) and compares predicted
-        with measured figures: with the cache as modelled, and with the hits that were measured, where the server
-        reports any. A run that points came from is refused. Exit status 3 if one of the platform's figures is off by
-        more than --limit, 4 if none is and one is not known.
+check   simulates the requests of a formal run (lengths, order, answers' lengths as they came), of which repeats are
+        given, and compares the median of predicted with that of measured figures: with the cache as modelled, and with
+        the hits that were measured, where the server reports any. Each repeat is simulated --runs times, in each of
+        which every step takes a random bit more or less (--jitter), since percentiles of a closed loop are a matter of
+        chance (replay_check.py). A run that points came from is refused. Exit status 3 if one of the platform's
+        figures is off by more than --limit, 4 if none is and one is not known.
 rank    simulates the 881 requests of replay_trace.py for every combination of --concurrency, --chunk, --policy and
         --speculate, each with a cache of its own, ranks them, and says what is measured and what is assumed. It does so
         under every alternative of the points file, since a rank that an assumption turns is none.
@@ -36,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
 import cache_sim  # noqa: E402
 import cost_model  # noqa: E402
+import replay_check  # noqa: E402
 import replay_trace  # noqa: E402
 from bench import definitions, jsonl, records, stats, trace  # noqa: E402
 from bench.progress import Progress  # noqa: E402
@@ -43,18 +47,13 @@ from bench.served import ServedError  # noqa: E402
 from cache_model import KvPool  # noqa: E402
 from cost_model import Costs, Fit  # noqa: E402
 from engine_cache import Cache, Given, Modelled  # noqa: E402
-from engine_model import POLICIES, Setting, simulate  # noqa: E402
+from engine_model import POLICIES, Setting, jittered, simulate  # noqa: E402
+from replay_check import MEASURED, MODELLED, SHOWN, measurement  # noqa: E402
 from replay_requests import RequestsError, hits_of, rendered_of, requests_of  # noqa: E402
 from replay_trace import BLOCK, Request  # noqa: E402
 
 LIMIT_S = 46_800.0      # the platform starts no request after that
 OFF, NOT_JUDGED = 3, 4
-# Of a record's figures: those that the platform judges by, and others that help to see why they are off.
-JUDGED = ("wall_s", "ttft_s.p90", "output_tps.p10", "aggregate.output_tps", "aggregate.total_tps", "hit_rate",
-          "weighted")
-SHOWN = (*JUDGED, "ttft_s.p50", "output_tps.p50", "decode_tps.p50")
-# Of check: how a run is predicted.
-ARMS = MODELLED, MEASURED = "cache modelled", "hits as measured"
 MODEL_ASSUMES = (
     "texts of the replay are not known: what prompts share is made up to meet the published shares (replay_trace.py)",
     "answers have the recorded lengths, whatever the setting",
@@ -108,11 +107,6 @@ def points_of(record: dict[str, Any], chunk: int, source: str, cut: bool = False
     return found
 
 
-def measurement(record: dict[str, Any]) -> str:
-    """What tells one run from another, whatever its file is called: the digest of what was measured."""
-    return bench_record.digest(record.get("samples") or record.get("points"))
-
-
 def modelled_cache(memory: dict[str, Any], cut: bool = True, classes: tuple[Any, Any] | None = None) -> Modelled:
     """Our server's cache: its own rules, with `memory` (kv_tokens, kv_bytes, device, host, slot_bytes)."""
     policy, store = classes or cache_sim.server_classes()
@@ -148,8 +142,12 @@ def option_of(command: str | None, name: str) -> int | None:
 
 def check(record: dict[str, Any], requests: Sequence[Request], fitted: Fit, chunk: int, max_num_seqs: int,
           memory: dict[str, Any], cut: bool = False,
-          classes: tuple[Any, Any] | None = None) -> dict[str, Prediction]:
-    """The run, simulated, by ARMS; the second is left out where no request reports cached tokens."""
+          classes: tuple[Any, Any] | None = None, jitter: float = 0.0, seed: str = "") -> dict[str, Prediction]:
+    """The run, simulated once, by ARMS; the second is left out where no request reports cached tokens.
+
+    Args:
+        jitter, seed: of the steps' times, as of `jittered`; both arms draw the same.
+    """
     setting = Setting(concurrency=record["concurrency"] or len(requests), chunk=chunk, max_num_seqs=max_num_seqs)
     by_index = {sample["index"]: sample for sample in record["samples"]}
     arrivals = None
@@ -159,22 +157,8 @@ def check(record: dict[str, Any], requests: Sequence[Request], fitted: Fit, chun
     hits, _ = hits_of(record)
     if hits is not None:
         caches[MEASURED] = Given(hits, cut)
-    return {name: predict(requests, cache, fitted.costs, setting, arrivals=arrivals)
+    return {name: predict(requests, cache, fitted.costs, setting, arrivals=arrivals, pace=jittered(jitter, seed))
             for name, cache in caches.items()}
-
-
-def error_of(real: float | None, predicted: float | None) -> float | None:
-    """Relative, signed; None where either is not known. Something instead of nothing is infinitely off."""
-    if real is None or predicted is None:
-        return None
-    if not real:
-        return 0.0 if not predicted else float("inf")
-    return predicted / real - 1
-
-
-def measured(record: dict[str, Any], path: str) -> float | None:
-    """A figure of the run itself."""
-    return record["wall_s"] if path == "wall_s" else stats.figure(record["summary"], path)
 
 
 def memory_of(contents: dict[str, Any], requests: Sequence[Request],
@@ -336,7 +320,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one = programs.add_parser("fit", help="fit the costs, show residuals")
     one.add_argument("points", type=Path)
     one = programs.add_parser("check", help="compare predicted with measured figures of a formal run")
-    one.add_argument("record", type=Path)
+    one.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="of one formal run and its repeats")
     one.add_argument("--points", type=Path, required=True)
     one.add_argument("--chunk", type=int, help="default: from the server's command in the record")
     one.add_argument("--max-num-seqs", type=int, help="the same")
@@ -348,6 +332,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--checkpoints", type=int, help="slots on the device, with --kv-tokens")
     one.add_argument("--host-checkpoints", type=int, default=0)
     _add_cut(one)
+    one.add_argument("--runs", type=int, default=replay_check.RUNS,
+                     help="simulated runs of each record (default: %(default)s; without jitter all are the same)")
+    one.add_argument("--jitter", type=float, default=replay_check.JITTER, metavar="SHARE",
+                     help="by how much single steps take more or less than they cost, a standard deviation (assumed; "
+                          "%(default)s)")
+    one.add_argument("--no-progress", action="store_true")
     one.add_argument("--limit", type=float, default=0.15, help="share that a figure may be off (default: %(default)s)")
     one.add_argument("--keep", action="store_true", help="keep the outcome in remote_results/")
     one = programs.add_parser("rank", help="rank settings by the figures predicted for the replay")
@@ -374,6 +364,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             parser.error("--dataset and --tokenizer go together")
         if (options.kv_tokens is None) != (options.checkpoints is None):
             parser.error("--kv-tokens and --checkpoints go together")
+        if options.runs < 1 or not 0 <= options.jitter < 1:
+            parser.error("--runs is at least 1, --jitter a share from 0 to below 1")
     if options.program == "rank":
         if unknown := set(options.policy) - set(POLICIES):
             parser.error(f"--policy {', '.join(sorted(unknown))}: {', '.join(POLICIES)} are known")
@@ -387,13 +379,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def _points(options: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     sources = []
-    for path in options.records:
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SimError(f"{path}: does not parse: {error}") from error
+    given = [_json(path) for path in options.records]
+    replay_check.refuse_twice(given, [path.name for path in options.records])
+    formal = [(path, record) for path, record in zip(options.records, given, strict=True)
+              if record.get("kind") == records.KIND]
+    for path, record in formal[1:]:
+        if differences := replay_check.servers_differ(formal[0][1], record):
+            raise SimError(f"{formal[0][0].name} and {path.name} are not of one server: {'; '.join(differences)}")
+    for path, record in zip(options.records, given, strict=True):
         found += points_of(record, options.chunk, path.name, cuts(record, options.cut))
-        sources.append({"name": path.name, "measured": measurement(record)})
+        sources.append({"name": path.name, "measured": measurement(record), "run": record.get("run")})
     contents = {"name": ", ".join(path.name for path in options.records), "chunk": options.chunk,
                 "experts": options.experts, "top_k": options.top_k, "records": sources, "points": found}
     options.out.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
@@ -401,12 +396,23 @@ def _points(options: argparse.Namespace) -> int:
     return 0
 
 
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SimError(f"{path}: does not parse: {error}") from error
+    if not isinstance(record, dict):
+        raise SimError(f"{path}: is no JSON object")
+    return record
+
+
 def refuse_own(record: dict[str, Any], name: str, contents: dict[str, Any]) -> None:
     """Raises:
         SimError: points came from this very run, so that it proves nothing of them.
     """
     for one in contents.get("records", []):
-        if one["measured"] == measurement(record):
+        # A run that ended early is part of the one that went on with it.
+        if one["measured"] == measurement(record) or None is not one.get("run") == record.get("run"):
             raise SimError(f"{name}: the points came from this run ({one['name']}); check against another")
     source = next((str(point.get("source", "")) for point in contents["points"]
                    if str(point.get("source", "")).split(", request ")[0] == name), None)
@@ -415,64 +421,79 @@ def refuse_own(record: dict[str, Any], name: str, contents: dict[str, Any]) -> N
 
 
 def _check(options: argparse.Namespace) -> int:
-    record = records.read(options.record)
+    found, names = [records.read(path) for path in options.records], [path.name for path in options.records]
+    replay_check.refuse_other_runs(found, names)
     contents, points = cost_model.read(options.points)
-    refuse_own(record, options.record.name, contents)
-    fitted = cost_model.fit(contents, points)
-    command = record["server"].get("command")
-    chunk = options.chunk or option_of(command, "max-num-batched-tokens") or contents.get("chunk")
-    seqs = options.max_num_seqs or option_of(command, "max-num-seqs")
+    for record, name in zip(found, names, strict=True):
+        refuse_own(record, name, contents)
+    fitted, server = cost_model.fit(contents, points), found[0]["server"]
+    chunk = options.chunk or option_of(server.get("command"), "max-num-batched-tokens") or contents.get("chunk")
+    seqs = options.max_num_seqs or option_of(server.get("command"), "max-num-seqs")
     if not chunk:
         raise SimError("the record does not say the server's max_num_batched_tokens; give --chunk")
     if not seqs:
         raise SimError("the record does not say the server's max_num_seqs; give --max-num-seqs")
-    prompts = rendered_of(record, options.dataset, options.tokenizer) if options.dataset else None
-    requests = requests_of(record, prompts)
-    memory = memory_of(contents, requests, (options.kv_tokens, options.checkpoints or 0, options.host_checkpoints))
+    prompts = rendered_of(found[0], options.dataset, options.tokenizer, found[1:]) if options.dataset else None
+    requests = [requests_of(record, prompts) for record in found]
+    given = options.kv_tokens, options.checkpoints or 0, options.host_checkpoints
+    # Where there is to be room for everything, repeats whose answers have other lengths ask for other rooms.
+    memory = max((memory_of(contents, each, given) for each in requests), key=lambda one: int(one["kv_tokens"]))
     shares = "rendered from the dataset" if prompts else "of the record; ends of messages only where earlier prompts " \
                                                          "had them (give --dataset for all)"
-    cut = cuts(record, options.cut)
+    cut = cuts(found[0], options.cut)
     print_fit(fitted)
-    found = check(record, requests, fitted, chunk, seqs, memory, cut)
-    failed = sum(sample["class"] != "ok" for sample in record["samples"])
-    _, left_out = hits_of(record)
-    print(f"Against {options.record.name} ({records.name(record)}, {record['concurrency']} at a time, chunk {chunk:,}, "
-          f"max_num_seqs {seqs}; {failed} failed requests left out; cache: {memory['why']}; prompts: {shares}; cold "
-          f"prompts {'cut' if cut else 'not cut'} before their end):")
-    if MEASURED not in found:
-        print("  no request reports cached tokens: not predicted with the hits as measured")
-    elif left_out:
-        print(f"  {left_out} requests do not report cached tokens: 0, by the platform's rule")
-    print(f"  {'figure':24s} {'measured':>10s}" + "".join(f" {name:>26s}" for name in found))
-    rows, off, unknown = [], [], []
-    for path in SHOWN:
-        real = measured(record, path)
-        predicted = {name: prediction.figure(path) for name, prediction in found.items()}
-        line = f"  {path:24s} {'not known' if real is None else format(real, '.4g'):>10s}"
-        for value in predicted.values():
-            error = error_of(real, value)
-            line += f" {'-' if value is None else format(value, '.4g'):>14s}" \
-                    f" {'' if error is None else format(error, '+.1%'):>11s}"
-        print(line + ("" if path in JUDGED else "   (shown only)"))
-        error = error_of(real, predicted[MODELLED])
-        rows.append({"figure": path, "measured": real, "judged": path in JUDGED and error is not None,
-                     **dict.fromkeys(ARMS), **predicted})
-        if path in JUDGED and error is None:
-            unknown.append(path)
-        elif path in JUDGED and error is not None and abs(error) > options.limit:
-            off.append(path)
+    # Without jitter all runs are the same.
+    runs = options.runs if options.jitter else 1
+    simulating = Progress(runs * len(found), not options.no_progress)
+    predicted: dict[str, list[dict[str, float | None]]] = {}
+    for number, run in itertools.product(range(len(found)), range(runs)):
+        simulating.show(number * runs + run, names[number])
+        for arm, one in check(found[number], requests[number], fitted, chunk, seqs, memory, cut,
+                              jitter=options.jitter, seed=f"{number} {run}").items():
+            predicted.setdefault(arm, []).append({path: one.figure(path) for path in SHOWN})
+    simulating.close()
+    if len(predicted.get(MEASURED, [])) < len(predicted[MODELLED]):
+        predicted.pop(MEASURED, None)
+    left_out = [hits_of(record)[1] for record in found]
+    print(f"Against {len(found)} run{'s' if len(found) > 1 else ''} ({records.name(found[0])}, "
+          f"{found[0]['concurrency']} at a time, chunk {chunk:,}, max_num_seqs {seqs}; cache: {memory['why']}; "
+          f"prompts: {shares}; cold prompts {'cut' if cut else 'not cut'} before their end):",
+          *(run_line(*each, arms=len(predicted)) for each in zip(names, found, left_out, strict=True)), sep="\n")
+    if MEASURED not in predicted:
+        print("  no request reports cached tokens" + (" in one of the runs" if len(found) > 1 else "")
+              + ": not predicted with the hits as measured")
+    if len(commits := list(dict.fromkeys(str(record.get("commit"))[:7] for record in found))) > 1:
+        print(f"  of several commits: {', '.join(commits)}")
+    if len(found) == 1:
+        print("  one run only: how much repeats of it differ is not known")
+    print(f"  predicted by {runs} simulated run{'s' if runs > 1 else ''} of each; " + (
+        f"the time of each step varies by {options.jitter:.1%} (assumed)" if options.jitter else "no step varies"))
+    rows = replay_check.rows(found, predicted)
+    print(replay_check.head(list(predicted)), *(row.line() for row in rows), sep="\n")
+    off, unknown = replay_check.verdict(rows, options.limit)
     print(f"within {options.limit:.0%}: " + ("all" if not off else f"all but {', '.join(off)}")
           + (f"; not judged: {', '.join(unknown)}" if unknown else ""))
     if options.keep:
         path = bench_record.keep("replay-sim-check", {
-            "kind": "replay-sim-check", **bench_record.commit(), "command": options.command,
-            "record": options.record.name,
-            "server": record["server"], "concurrency": record["concurrency"], "chunk": chunk, "max_num_seqs": seqs,
+            "kind": "replay-sim-check", **bench_record.commit(), "command": options.command, "records": names,
+            "commits": [record.get("commit") for record in found], "health": [records.health(one) for one in found],
+            "server": server, "concurrency": found[0]["concurrency"], "chunk": chunk, "max_num_seqs": seqs,
             "limit": options.limit, "off": off, "not_judged": unknown, "memory": memory, "prompts": shares, "cut": cut,
-            "cached_not_reported": left_out, "model_assumes": MODEL_ASSUMES[2:], "fit": fit_record(fitted),
-            "figures": rows})
+            "cached_not_reported": sum(left_out), "runs": runs, "jitter": options.jitter,
+            "level": replay_check.LEVEL, "model_assumes": MODEL_ASSUMES[2:], "fit": fit_record(fitted),
+            "figures": [row.kept() for row in rows]})
         print(f"kept as {path.name}")
     return OFF if off else NOT_JUDGED if unknown else 0
+
+
+def run_line(name: str, record: dict[str, Any], left_out: int, arms: int) -> str:
+    """A run that is checked against, and what to know of it."""
+    failed = sum(sample["class"] != "ok" for sample in record["samples"])
+    notes = [records.health(record)] + ([f"ended early: {record['ended_early']}"] if record.get("ended_early") else [])
+    notes += [f"{failed} failed requests left out"] if failed else []
+    if left_out and arms > 1:
+        notes.append(f"{left_out} requests do not report cached tokens: 0, by the platform's rule")
+    return f"  {name}: {'; '.join(notes)}"
 
 
 def _rank(options: argparse.Namespace) -> int:

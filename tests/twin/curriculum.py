@@ -79,6 +79,10 @@ class Curriculum:
             self.level[task] or (self.seen[task] >= ENOUGH and self.accuracy(task) >= UNLOCK) for task in GATE
         )
 
+    def finish(self) -> None:
+        """All tasks in play, at the last level: of weights that have been through the rest."""
+        self.level, self.all = dict.fromkeys(TASKS, LAST_LEVEL), True
+
     def state(self) -> dict[str, Any]:
         return dict(vars(self))
 

@@ -22,14 +22,14 @@ def matrix_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (rows, columns) if min(rows, columns) >= SMALLEST else None
 
 
-def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """[n, r, c] -> about the nearest matrices with all singular values 1; in bfloat16."""
+def orthogonal(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """[n, r, c] -> about the nearest matrices with all singular values 1; multiplied in `dtype`."""
     a, b, c = QUINTIC
-    x = matrices.bfloat16()
+    x = matrices.to(dtype)
     turned = x.shape[-2] > x.shape[-1]
     if turned:
         x = x.mT
-    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
+    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).to(dtype)
     for _ in range(steps):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
@@ -39,8 +39,10 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 class Optimizer:
     """One step for a dict of leaves with .grad. The momentum is the state; equal on all processes."""
 
-    def __init__(self, parameters: dict[str, Tensor], rank: int, processes: int) -> None:
-        self.p, self.rank, self.processes = parameters, rank, processes
+    def __init__(
+        self, parameters: dict[str, Tensor], rank: int, processes: int, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self.p, self.rank, self.processes, self.dtype = parameters, rank, processes, dtype
         self.state: dict[str, dict[str, Tensor]] = {}
         self.counts: dict[str, int] = {}
         groups: dict[tuple[int, int], list[str]] = {}
@@ -74,7 +76,7 @@ class Optimizer:
                 updates[name] = torch.zeros_like(moment)
                 turn += 1
             if mine:
-                done = orthogonal(torch.cat([matrix for _, matrix in mine]))
+                done = orthogonal(torch.cat([matrix for _, matrix in mine]), dtype=self.dtype)
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
                 for (name, _), part in zip(mine, done.split([len(matrix) for _, matrix in mine]), strict=True):
                     updates[name] = (part * scale).reshape(self.p[name].shape)

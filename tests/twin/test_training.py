@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory) -> Path:
     return folder
 
 
-def trainer(tokenizer: Path, run: Path, steps: int = 2 * STEPS) -> Trainer:
+def trainer(tokenizer: Path, run: Path, steps: int = 2 * STEPS, go_on_from: list[str] | None = None) -> Trainer:
     if not run.exists():
         shutil.copytree(tokenizer, run / "tokenizer")
     torch.set_num_threads(1)
@@ -42,6 +42,9 @@ def trainer(tokenizer: Path, run: Path, steps: int = 2 * STEPS) -> Trainer:
             length=256,
             compile=False,
             evaluate=False,
+            # Without bfloat16 arithmetic in the processor a step takes a minute.
+            float32=True,
+            go_on_from=go_on_from,
         )
     )
 
@@ -84,3 +87,20 @@ def test_export_is_the_real_format(tokenizer, tmp_path):
     }
     assert written == twin_config(ids, 800)
     assert written["image_token_id"] == ids["<|image_pad|>"] and max(ids.values()) == 799
+
+
+def test_a_finished_training_goes_on_from_its_checkpoint(tokenizer, tmp_path):
+    """Of which nothing but the checkpoint is left: weights, steps and minutes count, and the rates begin low again."""
+    one = trainer(tokenizer, tmp_path / "first")
+    one.train_step()
+    export(one.p, one.config, tokenizer, tmp_path / "out")
+    two = trainer(tokenizer, tmp_path / "second", 200, [str(tmp_path / "out"), "100", "0.5"])
+    assert (two.step, two.used, set(two.curriculum.level.values())) == (100, 30.0, {2})
+    for name, value in two.p.items():
+        assert torch.equal(value, one.p[name].bfloat16().float()), name
+    rates = [two.train_step()["rate"] for _ in range(2)]
+    print("rates", rates)
+    assert rates == [1 / 50, 2 / 50]
+    two.save()
+    again = trainer(tokenizer, tmp_path / "second", 200, [str(tmp_path / "out"), "100", "0.5"])
+    assert (again.step, again.first) == (102, 100)

@@ -1,11 +1,12 @@
 """Trains the twin; start it again with the same folder to go on where it stopped.
 
-    python tests/twin/train.py RUN [--minutes 480] [--processes 2]
+    python tests/twin/train.py RUN [--minutes 480] [--processes 2] [--go-on-from CHECKPOINT STEPS MINUTES]
 
 RUN gets the tokenizer, state.pt (every five minutes), log.jsonl and, at the end, checkpoint/. `--minutes` are minutes
 of processor time, of all processes together: what they used is counted, not what passed, so that a busy machine costs
 time but no training. Batches depend on seed, step and process only. The last part trains the multi-token-prediction
-head, with the rest frozen.
+head, with the rest frozen. Of an earlier training only the checkpoint is left: `--go-on-from` takes its weights and
+counts its steps and minutes; the optimiser begins anew.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from curriculum import Curriculum
 from model import EMBEDDING, MTP, Network, Parameters, initial, rows_of
 from muon import Optimizer
 from packing import Batch, Encoded, encode, pack, step_random
+from safetensors.torch import load_file
 from tasks import TASKS, draw
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -58,11 +60,12 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(self.run / "tokenizer/tokenizer.json"))
         ids = {token.content: number for number, token in self.tokenizer.get_added_tokens_decoder().items()}
         self.config = twin_config(ids, self.tokenizer.get_vocab_size())
-        self.network = Network(self.config)
+        self.network = Network(self.config, torch.float32 if args.float32 else torch.bfloat16)
         self.p: Parameters = {name: value.requires_grad_() for name, value in initial(self.config, args.seed).items()}
-        self.optimizer = Optimizer(self.p, self.rank, self.processes)
+        self.optimizer = Optimizer(self.p, self.rank, self.processes, self.network.dtype)
         self.curriculum = Curriculum()
-        self.step, self.used, self.started, self.evaluated = 0, 0.0, time.process_time(), 0.0
+        # `first`: the step at which the optimiser began.
+        self.step, self.first, self.used, self.started, self.evaluated = 0, 0, 0.0, time.process_time(), 0.0
         self.trunk, self.mtp = self.network.trunk, self.network.mtp
         if args.compile:
             self.trunk, self.mtp = (torch.compile(part, dynamic=False) for part in (self.trunk, self.mtp))
@@ -76,6 +79,8 @@ class Trainer:
     def resume(self) -> None:
         path = self.run / "state.pt"
         if not path.exists():
+            if self.args.go_on_from:
+                self.go_on_from(*self.args.go_on_from)
             return
         state = torch.load(path, weights_only=True)
         with torch.no_grad():
@@ -84,6 +89,18 @@ class Trainer:
         self.optimizer.state, self.optimizer.counts = state["optimizer"], state["counts"]
         self.curriculum.load(state["curriculum"])
         self.step, self.used, self.evaluated = state["step"], state["used"], state["evaluated"]
+        self.first = state["first"]
+
+    def go_on_from(self, checkpoint: str, steps: str, minutes: str) -> None:
+        """The weights of a finished training, in bfloat16, and what it cost; every task at its last level."""
+        values = load_file(Path(checkpoint) / "model.safetensors")
+        with torch.no_grad():
+            for name, value in self.p.items():
+                value.copy_(values[name])
+        self.curriculum.finish()
+        self.step = self.first = int(steps)
+        self.used = 60 * float(minutes)
+        self.evaluated = self.fraction()
 
     def save(self) -> None:
         partial = self.run / "state.pt.partial"
@@ -94,6 +111,7 @@ class Trainer:
                 "counts": self.optimizer.counts,
                 "curriculum": self.curriculum.state(),
                 "step": self.step,
+                "first": self.first,
                 "used": self.used,
                 "evaluated": self.evaluated,
             },
@@ -177,7 +195,7 @@ class Trainer:
         # One process was told to stop: all do, after the same step.
         self.stop = together[4] > 0
         self.used += together[3] * self.processes
-        rate = min(1.0, (self.step + 1) / WARM_STEPS)
+        rate = min(1.0, (self.step - self.first + 1) / WARM_STEPS)
         if head_only:
             rate *= max(0.02, (1 - fraction) / (1 - TRUNK_END))
         elif fraction > DECAY_FROM:
@@ -353,6 +371,13 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=ROWS, help="of each process")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--go-on-from",
+        nargs=3,
+        metavar=("CHECKPOINT", "STEPS", "MINUTES"),
+        help="weights of a finished training, and its steps and processor minutes, which count",
+    )
+    parser.add_argument("--float32", action="store_true", help="for processors that have no bfloat16 arithmetic")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--no-evaluate", dest="evaluate", action="store_false")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)

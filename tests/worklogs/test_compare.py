@@ -278,3 +278,31 @@ def test_arrivals_of_another_seed_are_another_scope(base):
         {**sample, "intended_s": sample["index"] * step} for sample in base["samples"]]} for step in (0.5, 0.6)]
     assert records.differences(runs[0], runs[0]) == []
     assert "arrival times" in records.differences(*runs)[0]
+
+
+def sittings(one):
+    """The record of a run that ended when its last request failed, and that of its continuation: the same requests."""
+    last = {**one["samples"][-1], "class": "stream_aborted", "last_s": None}
+    samples = [*one["samples"][:-1], last]
+    both = {**one, "run": "a1b2", "samples": samples, "summary": definitions.summary(samples, one["wall_s"])}
+    return {**both, "sittings": 1, "ended_early": "the server went away"}, {**both, "sittings": 2}
+
+
+def test_a_run_and_its_continuation_are_no_two_runs(base, tmp_path, capsys):
+    """They hold the same requests, so nothing else would tell: they would pass for repeats that hardly differ."""
+    ended, whole = sittings(base)
+    assert records.differences(ended, whole) == []
+    other = {**slower(base, 1.2), "run": "c3d4", "server": {**base["server"], "version": "2"}}
+    paths = [str(write(tmp_path, name, one)) for name, one in (
+        ("ended.json", ended), ("whole.json", whole), ("other.json", other))]
+    for words in ([*paths, "--any-health"], paths, [paths[2], paths[1], paths[0], "--by-record"]):
+        assert compare.main([*words, "--rounds", "20"]) == 1
+        error = capsys.readouterr().err.strip()
+        assert ".json are both of run a1b2: the one ended early and the other goes on" in error and "\n" not in error
+    assert compare.main([paths[1], paths[2], "--rounds", "20"]) == compare.WORSE
+    assert compare.main([paths[0], paths[2], "--rounds", "20", "--any-health"]) == compare.WORSE
+    capsys.readouterr()
+    assert compare.main([paths[2], paths[2], "--by-record"]) == 1
+    assert "other.json and other.json are both of run c3d4: the same run is there twice" in capsys.readouterr().err
+    with pytest.raises(compare.records.RecordError, match="stub 1 of 2026-12-02.* and stub 1 of .* run a1b2"):
+        compare.compare([other, ended, whole])

@@ -1,5 +1,6 @@
 """The formal bench against a server whose schedule is known exactly, and its bad inputs."""
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -347,6 +348,30 @@ def test_a_dataset_that_is_not_its_manifests(tmp_path, capsys):
     (tmp_path / "some.manifest.json").write_text(json.dumps({"sha256": "0"}))
     assert run(path, "http://127.0.0.1:1", tmp_path / "out")[0] == 1
     assert "some.manifest.json" in capsys.readouterr().err
+
+
+def test_the_record_says_how_to_make_the_dataset_again(tmp_path):
+    """With the manifest that the generator writes; another's, or none, and nothing is said."""
+    from worklogs import generate_official_like_dataset as generate
+    options = generate.parse(["--tokenizer", "/some/where", "--requests", "3", "--bucket", "2K:1:0.5", "--tools", "0.2",
+                              "--pictures", "0.25"])
+    path = dataset(tmp_path, 3)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    made = {"generator": generate.VERSION, "settings": json.loads(json.dumps(generate.settings_of(options))),
+            "tokenizer": "a1", "template": "b2"}
+    manifests = [None, {"sha256": digest, "seed": 7, "template": "b2"},
+                 {"sha256": digest, "seed": 0, "cap": 40960, "tokens": 99, "per_request": [], **made}]
+    found = []
+    with stub(tmp_path, [answer(0.01, 0.01, 2, 10, 0)]) as (url, _, _process):
+        for number, manifest in enumerate(manifests):
+            if manifest is not None:
+                (tmp_path / "some.manifest.json").write_text(json.dumps(manifest))
+            _, record = run(path, url, tmp_path / str(number), "--limit", "1")
+            found.append(record["dataset"])
+    plain = {"name": "some", "sha256": digest, "requests": 1, "seed": None, "cap": None}
+    assert found == [plain, {**plain, "seed": 7}, {**plain, "seed": 0, "cap": 40960, **made}]
+    assert found[2]["settings"]["buckets"] == [[2048, 1.0, 0.5]] and found[2]["settings"]["pictures"] == 0.25
+    assert found[2]["settings"]["requests"] == 3, "of the dataset, not of the run"
 
 
 def test_the_record_names_no_path(tmp_path):

@@ -164,6 +164,21 @@ def test_tables_of_formal_runs(tmp_path, capsys):
     assert ledger.main(["--ledger", str(path), "--results", str(tmp_path), "--check"]) == 0
 
 
+@pytest.mark.parametrize("kind", ["formal-perf", "gates"])
+def test_a_run_and_its_continuation_do_not_stand_side_by_side(kind, tmp_path, capsys):
+    content = {**formal_record.record(1, count=1), "run": "a1b2"}
+    for name, sittings in (("ended", 1), ("whole", 2)):
+        formal_record.write(tmp_path, f"{name}.json", {**content, "sittings": sittings})
+    path = tmp_path / "LEDGER.md"
+    path.write_text(f"<!-- table: {kind} ended.json whole.json -->\n<!-- end -->\n")
+    assert ledger.main(["--ledger", str(path), "--results", str(tmp_path)]) == 1
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"ledger: {kind} of ended.json, whole.json: ") and "\n" not in error
+    assert "are both of run a1b2: the one ended early" in error
+    path.write_text("".join(f"<!-- table: {kind} {name}.json -->\n<!-- end -->\n" for name in ("ended", "whole")))
+    assert ledger.main(["--ledger", str(path), "--results", str(tmp_path)]) == 0
+
+
 def test_disturbed_runs_and_infinite_bounds_are_told():
     content = {**formal_record.record(1, count=2), "others_cores": 1.5, "client": {"healthy": False}}
     content["intervals"]["figures"] = {"ttft_s.p90": [0.5, "infinite"]}

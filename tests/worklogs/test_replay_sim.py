@@ -16,6 +16,7 @@ from worklogs import cost_model, replay_sim
 from worklogs.bench import tables
 from worklogs.cost_model import Costs, Step
 from worklogs.engine_cache import shared_ahead
+from worklogs.engine_model import jittered
 from worklogs.replay_requests import Rendered
 from worklogs.replay_sim import Given, KvPool, Modelled, Request, Setting, requests_of, simulate
 
@@ -139,7 +140,7 @@ def validation(tmp_path_factory):
 
 def test_a_run_of_known_costs_is_predicted_within_fifteen_percent(validation, capsys):
     _, points, four = validation
-    assert replay_sim.main(["check", str(four), "--points", str(points)]) == 0
+    assert replay_sim.main(["check", str(four), "--points", str(points), *PLAIN]) == 0
     text = capsys.readouterr().out
     print(text)
     assert "within 15%: all\n" in text and "chunk 2,048, max_num_seqs 8" in text
@@ -149,7 +150,8 @@ def test_wrong_costs_are_noticed(validation, capsys):
     folder, _, _ = validation
     slow = dataclasses.replace(TRUTH, values={name: 1.5 * value for name, value in TRUTH.values.items()})
     points = write(folder, "slow.json", points_for(slow))
-    assert replay_sim.main(["check", str(folder / "four.json"), "--points", str(points)]) == replay_sim.OFF
+    assert replay_sim.main(["check", str(folder / "four.json"), "--points", str(points),
+                            "--runs", "3"]) == replay_sim.OFF
     assert "all but wall_s" in capsys.readouterr().out
 
 
@@ -232,6 +234,11 @@ def test_prompts_and_ends_of_messages_come_from_the_dataset(tmp_path, capsys):
     content["samples"][1]["prompt_tokens"] += 1
     with pytest.raises(replay_sim.RequestsError, match="request 1 renders to"):
         replay_sim.rendered_of(content, path, small_demo())
+    repeat = {**content, "samples": [dict(sample) for sample in content["samples"]]}
+    content["samples"][1]["prompt_tokens"] -= 1
+    assert len(replay_sim.rendered_of(content, path, small_demo(), [content])) == 4
+    with pytest.raises(replay_sim.RequestsError, match="request 1 renders to"):
+        replay_sim.rendered_of(content, path, small_demo(), [repeat])
     content["dataset"]["sha256"] = "other"
     with pytest.raises(replay_sim.RequestsError, match="not the dataset of the run"):
         replay_sim.rendered_of(content, path, small_demo())
@@ -380,10 +387,15 @@ def test_points_say_whether_the_server_cuts(tmp_path):
         assert features == cost_model.ttft_features(found[0]["prompt"], found[0]["cached"], 2048, cut=wanted)
 
 
+# One simulated run, as it comes: enough for what does not follow from their number.
+PLAIN = ("--runs", "1", "--jitter", "0")
+
+
 def checked(validation, content, *options):
     """Exit status of a check of this record."""
     folder, points, _ = validation
-    return replay_sim.main(["check", str(write(folder, "changed.json", content)), "--points", str(points), *options])
+    return replay_sim.main(["check", str(write(folder, "changed.json", content)), "--points", str(points), *PLAIN,
+                            *options])
 
 
 def test_a_figure_that_was_measured_as_nothing_is_off(validation, capsys):
@@ -493,3 +505,158 @@ def test_what_is_not_reported_is_neither_missed_nor_0():
     costs = {"as given": cost_model.Fit(TRUTH, [], [])}
     (outcome, ) = replay_sim.rank(costs, [Setting(1, 2048)], [], lambda: Given({}), "", {})
     assert [met for _, met in outcome["gates"]] == [None] * len(outcome["gates"])
+
+
+@pytest.fixture(scope="module")
+def repeats(validation):
+    """Three runs of the same requests, one of them on a slow afternoon."""
+    folder, _, four = validation
+    slow = dataclasses.replace(TRUTH, values={name: 1.3 * value for name, value in TRUTH.values.items()})
+    return [four, write(folder, "again.json", record(4, seed=2)),
+            write(folder, "afternoon.json", record(4, costs=slow, seed=3))]
+
+
+def test_the_median_of_repeats_is_judged(validation, repeats, capsys, monkeypatch, tmp_path):
+    """The slow run alone would be off; the three are not, and the median is that of the three."""
+    _, points, four = validation
+    assert replay_sim.main(["check", str(repeats[2]), "--points", str(points), *PLAIN]) == replay_sim.OFF
+    capsys.readouterr()
+    monkeypatch.setattr(replay_sim.bench_record.keep, "__defaults__", (tmp_path, ))
+    options = ["--points", str(points), "--runs", "4", "--keep"]
+    assert replay_sim.main(["check", *map(str, repeats), *options]) == 0
+    text = capsys.readouterr().out
+    kept = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert kept["records"] == ["four.json", "again.json", "afternoon.json"]
+    assert (kept["runs"], kept["jitter"], len(kept["health"])) == (4, 0.03, 3)
+    walls = sorted(json.loads(path.read_text())["wall_s"] for path in repeats)
+    wall = kept["figures"][0]
+    assert (wall["figure"], wall["measured"], wall["measured_range"]) == ("wall_s", walls[1], [walls[0], walls[2]])
+    assert sorted(wall["measured_each"]) == walls
+    for arm in replay_sim.replay_check.ARMS:
+        low, high = wall["ranges"][arm]
+        assert low < wall[arm] < high and wall["overlap"][arm] is (low <= walls[2] and walls[0] <= high)
+    assert "Against 3 runs" in text
+    assert "by 4 simulated runs of each; the time of each step varies by 3.0% (assumed)" in text
+    (line, ) = [line for line in text.splitlines() if line.startswith("  wall_s")]
+    assert f"{walls[1]:.4g} ({walls[0]:.4g}..{walls[2]:.4g})" in line and "overlap" in line
+    assert "one run only" not in text and "  afternoon.json: client healthy" in text
+    head, rule, how, first, *_ = tables.replay_sim_check([kept]).splitlines()
+    assert how.startswith("| four.json, again.json, afternoon.json | **how** | median (range) | median of 4 simulated")
+    assert first.startswith(f"| 3 repeats | wall_s | {walls[1]:.4g} ({walls[0]:.4g} to {walls[2]:.4g}) | ")
+    assert first.endswith(" | within |") and ", overlap)" in first and head.count("|") == first.count("|")
+    # Nothing of it is left to chance.
+    assert replay_sim.main(["check", *map(str, repeats), *options[:-1]]) == 0
+    assert capsys.readouterr().out == text.rpartition("kept as")[0]
+
+
+def test_without_jitter_a_simulated_run_is_what_it_was(validation, capsys):
+    """And there is but one, however many are asked for."""
+    _, points, four = validation
+    contents, found = cost_model.read(points)
+    content = json.loads(four.read_text())
+    requests = requests_of(content)
+    plain, _ = simulate(requests, Given(replay_sim.hits_of(content)[0]), cost_model.fit(contents, found).costs,
+                        Setting(4, CHUNK))
+    same = replay_sim.check(content, requests, cost_model.fit(contents, found), CHUNK, 8, ROOM, classes=CLASSES,
+                            seed="other")
+    assert same["hits as measured"].samples == plain
+    texts = []
+    for runs in ("1", "9"):
+        assert replay_sim.main(["check", str(four), "--points", str(points), "--jitter", "0", "--runs", runs]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and "1 simulated run of each; no step varies" in texts[0]
+    assert "one run only: how much repeats of it differ is not known" in texts[0] and "overlap" not in texts[0]
+
+
+def test_steps_vary_as_much_whether_they_are_taken_together_or_not():
+    """Of 64 steps of 3 % each: the mean is what they cost, and their sum varies by an eighth of it."""
+    def spread(values):
+        return np.mean(values), np.std(values)
+
+    paces = [jittered(0.03, str(seed)) for seed in range(2000)]
+    together, apart = spread([pace(64) for pace in paces]), spread([sum(pace(1) for _ in range(64)) / 64
+                                                                    for pace in paces[:500]])
+    print(together, apart)
+    for mean, deviation in (together, apart):
+        assert mean == pytest.approx(1, abs=0.001) and deviation == pytest.approx(0.03 / 8, rel=0.1)
+    assert jittered(0.5, "a")(1) == jittered(0.5, "a")(1) != jittered(0.5, "b")(1)
+    assert jittered(0.0, "a")(3) == 1.0 and min(jittered(0.9, str(seed))(1) for seed in range(99)) > 0
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"dataset": {"name": "x", "sha256": "01"}}, "dataset: '00' and '01'"),
+    ({"concurrency": 3}, "concurrency: 4 and 3"), ({"mode": "open"}, "mode: 'closed' and 'open'"),
+    ({"max_tokens": 5}, "max_tokens: None and 5"),
+    ({"set": {"temperature": 0}}, "changed fields: None and {'temperature': 0}"),
+    ({"server": {"kind": "ours", "version": "1", "command": "go"}}, "server: 'stub' and 'ours'; its command: 'serve "),
+    ({"samples": record(4, seed=2)["samples"][:-1]}, "requests: 32 and 31"),
+    ({"samples": record(4, seed=1)["samples"]}, "hold the same samples: give each run once")])
+def test_what_is_no_repeat_is_one_line(validation, tmp_path, capsys, change, words):
+    _, points, four = validation
+    other = write(tmp_path, "other.json", {**record(4, seed=2), **change})
+    assert replay_sim.main(["check", str(four), str(other), "--points", str(points)]) == 1
+    error = capsys.readouterr().err.strip()
+    assert words in error and "four.json and other.json" in error and "\n" not in error, error
+
+
+def test_every_repeat_is_refused_that_points_came_from(validation, repeats, tmp_path, capsys):
+    folder, points, four = validation
+    contents = json.loads(points.read_text())
+    contents["records"][0]["measured"] = replay_sim.measurement(json.loads(repeats[1].read_text()))
+    own = write(tmp_path, "own.json", contents)
+    assert replay_sim.main(["check", *map(str, repeats), "--points", str(own), *PLAIN]) == 1
+    assert "again.json: the points came from this run (alone.json)" in capsys.readouterr().err
+    # A run that ended early, and what became of it: other samples, but not another run.
+    part = {**record(1), "run": "a1", "sittings": 1, "ended_early": "gone"}
+    rest = {**record(1, noise=0.03), "run": "a1", "sittings": 2}
+    paths = [str(write(tmp_path, name, one)) for name, one in (("part.json", part), ("rest.json", rest))]
+    assert replay_sim.main(["points", paths[0], "--chunk", "2048", "-o", str(own)]) == 0
+    assert replay_sim.main(["check", paths[1], "--points", str(own), *PLAIN]) == 1
+    assert "rest.json: the points came from this run (part.json)" in capsys.readouterr().err
+    assert replay_sim.main(["check", *paths, "--points", str(points), *PLAIN]) == 1
+    assert "part.json and rest.json are both of run a1" in capsys.readouterr().err
+
+
+def test_a_figure_that_one_repeat_does_not_know_is_not_judged(validation, tmp_path, capsys):
+    _, points, four = validation
+    content = record(4, seed=2)
+    for sample in content["samples"]:
+        sample["cached_tokens"] = None
+    content["summary"] = replay_sim.definitions.summary(content["samples"], content["wall_s"])
+    other = write(tmp_path, "silent.json", {**content, "commit": "1234567890"})
+    words = ["check", str(four), str(other), "--points", str(points), "--runs", "2"]
+    assert replay_sim.main(words) == replay_sim.NOT_JUDGED
+    text = capsys.readouterr().out
+    assert "all; not judged: hit_rate, weighted" in text and "of several commits: abcdef0, 1234567" in text
+    assert "no request reports cached tokens in one of the runs: not predicted with the hits as measured" in text
+
+
+def test_several_runs_of_one_server_make_the_costs_a_mean_of_the_hours(tmp_path, capsys):
+    """Of a run a tenth faster and one a tenth slower than the truth, and neither is taken twice."""
+    paths = {}
+    for name, factor in (("fast", 0.9), ("slow", 1.1)):
+        costs = dataclasses.replace(TRUTH, values={cost: factor * value for cost, value in TRUTH.values.items()})
+        paths[name] = str(write(tmp_path, f"{name}.json", record(1, costs=costs, noise=0.01)))
+    points = tmp_path / "points.json"
+    took = {}
+    for names in (("fast", ), ("slow", ), ("fast", "slow")):
+        words = ["points", *(paths[name] for name in names), "--chunk", str(CHUNK), "-o", str(points)]
+        assert replay_sim.main(words) == 0
+        costs = cost_model.fit(*cost_model.read(points)).costs
+        took[names] = costs.step(Step([(0, 2048)])), costs.step(Step(decode=[4000]))
+    print(took)
+    for fast, slow, both, true in zip(*took.values(), (TRUTH.step(Step([(0, 2048)])), TRUTH.step(Step(decode=[4000]))),
+                                      strict=True):
+        assert fast < 0.95 * true and slow > 1.05 * true and both == pytest.approx(true, rel=0.03)
+    contents = json.loads(points.read_text())
+    assert [one["name"] for one in contents["records"]] == ["fast.json", "slow.json"]
+    assert {point["source"].split(",")[0] for point in contents["points"]} == {"fast.json", "slow.json"}
+    capsys.readouterr()
+    other = record(1, version="2")
+    other["server"]["command"] = "serve --max-num-batched-tokens 512"
+    for path, words in ((write(tmp_path, "copy.json", json.loads((tmp_path / "fast.json").read_text())),
+                         "fast.json and copy.json hold the same samples"),
+                        (write(tmp_path, "other.json", other), "fast.json and other.json are not of one server: its")):
+        assert replay_sim.main(["points", paths["fast"], str(path), "--chunk", "1", "-o", str(points)]) == 1
+        error = capsys.readouterr().err.strip()
+        assert words in error and "\n" not in error

@@ -1,5 +1,6 @@
 """Records of formal runs, read back: what they must hold, their name in tables, and whether two measured the same."""
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,30 @@ def differences(one: Record, other: Record) -> list[str]:
     if not found and _intended(one) != _intended(other):
         found.append("arrival times (another seed, or a run that was resumed)")
     return found
+
+
+def refuse_one_run_twice(found: Sequence[Record], names: Sequence[str] = ()) -> None:
+    """A run that ended early leaves a record, and so does what --resume made of it; the second holds the samples of the
+    first, so that they are no repeats, and their difference is none of servers.
+
+    Args:
+        names: of the records, for the message; default: their titles.
+
+    Raises:
+        RecordError: two of the records are of one run.
+    """
+    seen: dict[str, int] = {}
+    for place, record in enumerate(found):
+        run = record.get("run")
+        if run is None:
+            continue
+        before = seen.setdefault(run, place)
+        if before != place:
+            one, two = ((names[index] if names else title(found[index])) for index in (before, place))
+            sittings = [found[index].get("sittings") for index in (before, place)]
+            why = "the same run is there twice" if sittings[0] == sittings[1] else \
+                "the one ended early and the other goes on with it (--resume), so that it holds the same samples"
+            raise RecordError(f"{one} and {two} are both of run {run}: {why}; give only one of them")
 
 
 def _intended(record: Record) -> list[float | None]:

@@ -20,7 +20,13 @@ def significant(value: float | str) -> str:
 
 
 def formal_perf(found: list[Record]) -> str:
-    """One row per record, in the predecessor's columns; intervals in brackets."""
+    """One row per record, in the predecessor's columns; intervals in brackets.
+
+    Raises:
+        RecordError: two records of one run.
+    """
+    records.refuse_one_run_twice(found)
+
     def cell(record: Record, path: str, form: str) -> str:
         value = stats.figure(record["summary"], path)
         if value is None:
@@ -47,7 +53,12 @@ def formal_perf(found: list[Record]) -> str:
 
 
 def gates(found: list[Record]) -> str:
-    """The gates of each record: value, verdict, and the gap."""
+    """The gates of each record: value, verdict, and the gap.
+
+    Raises:
+        RecordError: two records of one run.
+    """
+    records.refuse_one_run_twice(found)
     names = list(dict.fromkeys(gate["name"] for record in found for gate in record["summary"]["gates"]))
     rows = []
     for name in names:
@@ -144,14 +155,32 @@ def replay_sim(found: list[Record]) -> str:
 
 
 def replay_sim_check(found: list[Record]) -> str:
-    """Predicted beside measured figures."""
+    """Predicted beside measured figures; medians and their ranges where there are several runs."""
+    def cell(one: Record, arm: str) -> str:
+        real, value = one["measured"], one[arm]
+        if value is None:
+            return "-"
+        words = [f"{value / real - 1:+.1%}"] if real else []
+        if arm in one.get("ranges", {}):
+            words.append("{:.4g} to {:.4g}".format(*one["ranges"][arm]))
+        words += [] if one.get("overlap", {}).get(arm) is None else ["overlap" if one["overlap"][arm] else "apart"]
+        return f"{value:.4g}" + (f" ({', '.join(words)})" if words else "")
+
     rows = []
     for record in found:
+        # Records of before repeats were asked for name one run.
+        names = record["records"] if "records" in record else [record["record"]]
+        run = names[0] if len(names) == 1 else f"{len(names)} repeats"
+        if "runs" in record:
+            rows.append([", ".join(names), "**how**", "median (range)" if len(names) > 1 else "one run", *[
+                f"median of {record['runs']} simulated runs of each ({record['level']:.0%} of them)"] * 2,
+                f"steps vary by {record['jitter']:.1%} (assumed)"])
         for one in record["figures"]:
-            real = one["measured"]
-            rows.append([record["record"], one["figure"], _or_dash(real, "{:.4g}"), *(
-                "-" if one[name] is None else f"{one[name]:.4g}" + (f" ({one[name] / real - 1:+.1%})" if real else "")
-                for name in ("cache modelled", "hits as measured")),
+            real = _or_dash(one["measured"], "{:.4g}")
+            if len(names) > 1 and one["measured_range"] is not None:
+                real += " ({:.4g} to {:.4g})".format(*one["measured_range"])
+            rows.append([run, one["figure"], real, *(cell(one, name) for name in (
+                "cache modelled", "hits as measured")),
                 "not judged" if one["figure"] in record.get("not_judged", []) else "shown only" if not one["judged"]
                 else "off" if one["figure"] in record["off"] else "within"])
     return grid(["run", "figure", "measured", "predicted", "predicted, hits as measured", "verdict"], rows)
