@@ -111,17 +111,21 @@ template <class T> void one_token(const Step<T>& step, int64_t row, int64_t head
 
 // --- chunks
 
-// sums[m] += sum over i < depth of a[m * down + i * along] times row i of a panel.
+// sums[m] += sum over i < depth of a[m * down + i * along] times row i of a panel. The sums are copied so that they stay in registers.
 template <int M> INLINE void product(const float* a, int64_t down, int64_t along, const float* panel, int64_t depth, vf (&sums)[M][2]) {
+    vf left[M], right[M];
+#pragma GCC unroll 6
+    for (int m = 0; m < M; m++) { left[m] = sums[m][0]; right[m] = sums[m][1]; }
     for (int64_t i = 0; i < depth; i++, a += along, panel += PANEL) {
-        const vf left = load(panel), right = load(panel + W);
+        const vf first = load(panel), second = load(panel + W);
 #pragma GCC unroll 6
         for (int m = 0; m < M; m++) {
-            const float x = a[m * down];
-            sums[m][0] += left * x;
-            sums[m][1] += right * x;
+            left[m] += first * a[m * down];
+            right[m] += second * a[m * down];
         }
     }
+#pragma GCC unroll 6
+    for (int m = 0; m < M; m++) { sums[m][0] = left[m]; sums[m][1] = right[m]; }
 }
 
 template <int M> struct Size { static constexpr int value = M; };
