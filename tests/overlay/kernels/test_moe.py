@@ -4,11 +4,14 @@ import torch
 
 from tests.overlay.kernels.helpers import DTYPES, assert_close, no_host_sync, recorded, relative_error
 from vllm.overlay.kernels import moe as op
-from vllm.overlay.kernels.moe import torch_impl
+from vllm.overlay.kernels.moe import native, torch_impl
 
 # gate and up are rounded to the dtype between the two products.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
-PATHS = [torch_impl.experts_grouped, torch_impl.experts_gathered]
+NATIVE = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+PATHS = [torch_impl.experts_grouped, torch_impl.experts_gathered,
+         pytest.param(native.experts, id="native", marks=NATIVE)]
+ROUTES = [pytest.param(native.route, id="native", marks=NATIVE), pytest.param(torch_impl.route, id="torch")]
 REFERENCE = op.backends.load("reference")
 
 
@@ -25,8 +28,9 @@ def tensors(seed, tokens, count, top_k, hidden, inner, dtype=torch.float32):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("tokens, count, top_k, hidden, inner", [
     (1, 4, 1, 8, 3), (1, 16, 8, 30, 20), (5, 3, 3, 17, 1), (3, 64, 2, 48, 40), (40, 7, 2, 24, 16), (0, 4, 2, 8, 4),
+    (130, 2, 1, 45, 37), (300, 16, 8, 33, 18),
 ])
-def test_both_paths_equal_the_reference(path, dtype, tokens, count, top_k, hidden, inner):
+def test_all_paths_equal_the_reference(path, dtype, tokens, count, top_k, hidden, inner):
     parts = tensors(tokens, tokens, count, top_k, hidden, inner, dtype)
     assert_close(path(*parts), REFERENCE.experts(*parts), TOLERANCE[dtype], f"{path.__name__} {dtype}")
 
@@ -102,13 +106,67 @@ def test_a_nan_stays_in_its_token(path):
     assert_close(got[rest], clean[rest], 1e-6, "the other tokens")
 
 
+@NATIVE
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_native_gives_a_token_the_same_bits_in_any_batch_on_any_threads(dtype):
+    """The pairs are more than are kept at a time, too."""
+    x, w13, w2, weights, ids = tensors(7, 300, 12, 5, 130, 67, dtype)
+    together = native.experts(x, w13, w2, weights, ids)
+    alone = torch.cat([native.experts(x[t:t + 1], w13, w2, weights[t:t + 1], ids[t:t + 1]) for t in range(300)])
+    assert torch.equal(together, alone)
+    threads = torch.get_num_threads()
+    try:
+        for other in (1, 2, 5):
+            torch.set_num_threads(other)
+            assert torch.equal(native.experts(x, w13, w2, weights, ids), together), other
+    finally:
+        torch.set_num_threads(threads)
+
+
+@NATIVE
+def test_native_takes_rows_that_are_apart_and_an_expert_twice():
+    x, w13, w2, weights, ids = tensors(8, 6, 5, 3, 19, 7)
+    wide = torch.full((6, 40), float("nan"))
+    wide[:, 3:22] = x
+    ids[1] = ids[1, 0]
+    assert_close(native.experts(wide[:, 3:22], w13, w2, weights, ids), REFERENCE.experts(x, w13, w2, weights, ids),
+                 2e-6, "rows apart")
+
+
+@NATIVE
+@pytest.mark.parametrize("wrong", [-1, 6, 2**40])
+def test_native_refuses_an_id_that_is_none(wrong):
+    x, w13, w2, weights, ids = tensors(9, 5, 6, 2, 16, 8)
+    ids[3, 1] = wrong
+    with pytest.raises(IndexError, match="none of 6 experts"):
+        native.experts(x, w13, w2, weights, ids)
+    with pytest.raises(ValueError, match="w13"):
+        native.experts(x, w13.double(), w2, weights, ids % 6)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("at", [0, 8, 17])
+def test_route_of_what_is_not_finite_gives_weights_that_are_not(route, wrong, at):
+    logits = torch.randn(3, 18, generator=torch.Generator().manual_seed(0))
+    clean, _ = route(logits, 4, True)
+    logits[1, at] = wrong
+    weights, ids = route(logits, 4, True)
+    assert weights[1].isnan().all() and REFERENCE.route(logits, 4, True)[0][1].isnan().all()
+    assert ((ids >= 0) & (ids < 18)).all()
+    assert torch.equal(weights[[0, 2]], clean[[0, 2]])
+    logits[1] = -float("inf")
+    assert route(logits, 4, True)[0][1].isnan().all()
+
+
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, count, top_k, renormalize", [(30, 256, 8, True), (4, 5, 5, False), (1, 3, 1, True)])
-def test_route(dtype, tokens, count, top_k, renormalize):
+def test_route(route, dtype, tokens, count, top_k, renormalize):
     gen = torch.Generator().manual_seed(tokens)
     # Distinct values in every dtype, so that the choice is not a matter of ties.
     logits = torch.stack([torch.randperm(count, generator=gen) for _ in range(tokens)]).to(dtype) / 16
-    weights, ids = op.route(logits, top_k, renormalize)
+    weights, ids = route(logits, top_k, renormalize)
     want_weights, want_ids = REFERENCE.route(logits, top_k, renormalize)
     assert weights.dtype == torch.float32 and ids.dtype == torch.int64
     assert torch.equal(ids, want_ids)
@@ -117,18 +175,20 @@ def test_route(dtype, tokens, count, top_k, renormalize):
         assert_close(weights.sum(1), torch.ones(tokens), 1e-6, "sums")
 
 
-def test_route_keeps_the_softmax_in_float32():
+@pytest.mark.parametrize("route", ROUTES)
+def test_route_keeps_the_softmax_in_float32(route):
     """In float16 e^-12 is a denormal and the far experts' weights lose most of their digits."""
     logits = torch.tensor([[0., -12., -13.]], dtype=torch.float16)
-    weights, _ = op.route(logits, 3, False)
+    weights, _ = route(logits, 3, False)
     assert_close(weights, torch.softmax(logits.double(), 1).float(), 1e-6, "weights")
     assert abs(weights[0, 2].item() / 2.2603e-06 - 1) < 1e-3
 
 
-def test_route_among_ties_takes_probabilities_as_large_as_the_reference():
+@pytest.mark.parametrize("route", ROUTES)
+def test_route_among_ties_takes_probabilities_as_large_as_the_reference(route):
     gen = torch.Generator().manual_seed(1)
     logits = torch.randint(0, 4, (50, 64), generator=gen).float()
-    weights, ids = op.route(logits, 8)
+    weights, ids = route(logits, 8, True)
     want, _ = REFERENCE.route(logits, 8, True)
     assert_close(weights, want, 1e-6, "weights")
     assert all(len(set(row)) == 8 for row in ids.tolist())

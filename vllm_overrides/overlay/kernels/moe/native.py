@@ -6,7 +6,6 @@ from functools import cache
 import torch
 
 from vllm.overlay.kernels import native
-from vllm.overlay.kernels.moe import torch_impl
 
 unavailable, for_this_platform = native.unavailable, native.for_this_platform
 
@@ -17,7 +16,7 @@ _FEW = 16
 
 @cache
 def _functions():
-    return native.function("moe_route", "iplllli" + "pp"), native.function("moe_experts", "iplpppp" + "plllllp")
+    return native.function("moe_route", "ipllllipp"), native.function("moe_experts", "iplppppplllllp")
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +32,7 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
             ids: torch.Tensor) -> torch.Tensor:
-    """See the package's `experts`.
+    """See the package's `experts`. A token's result has the same bits in any batch and on any number of threads.
 
     Raises:
         ValueError: types that do not fit together. IndexError: an id that is no expert's.

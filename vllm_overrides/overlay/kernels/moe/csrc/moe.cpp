@@ -94,7 +94,7 @@ template <class T> struct Experts {
                 const Group& group = groups[g];
                 int64_t count = group.last - group.first, each = 2 + count, start = cost[g - begin];
                 auto row = [=](int64_t at) { return std::clamp((at - start + each - 1) / each, int64_t(0), inner); };
-                int64_t first = at_least(from, start) ? row(from) : 0, last = at_least(to, start) ? row(to) : 0;
+                int64_t first = row(std::max(from, start)), last = row(std::max(to, start));
                 if (first >= last) continue;
                 const T* weights = w13 + group.expert * 2 * inner * hidden;
                 float *gate = gates.get() + (group.first - base) * wide, *up = ups.get() + (group.first - base) * wide;
@@ -114,8 +114,6 @@ template <class T> struct Experts {
             }
         });
     }
-
-    static bool at_least(int64_t at, int64_t start) { return at > start; }
 
     // Adds W2 times that, in the order of the experts. A thread has columns of the result to itself.
     void second_product(size_t begin, size_t end, int64_t base, bool begins, bool ends) {
