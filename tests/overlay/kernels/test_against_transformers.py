@@ -62,7 +62,7 @@ def test_norms(theirs, backend):
     assert_close(module.gated_rms_norm(data["x"], data["z"], data["weight"], 1e-6), data["gated"], 1e-6, "gated")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", rope.backends.names)
 def test_rope(theirs, backend):
     data = theirs["rotary"]
     rotation = rope.RotaryTable(24, 1e7, (5, 4, 3))(data["positions"][:, 0])
