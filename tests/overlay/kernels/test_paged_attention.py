@@ -1,5 +1,6 @@
 """Paged attention against the query loop: prompts, pieces and decode rows, with poison wherever nothing may be read."""
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from tests.overlay.kernels.helpers import (
 )
 from vllm.overlay.kernels import paged_attention as op
 from vllm.overlay.kernels.paged_attention import torch_impl
+
+BACKENDS = [name for name in op.backends.names if name != "reference"]
 
 
 class Cache:
@@ -47,8 +50,9 @@ def run(q, cache, starts, seq_lens, backend="torch", scale=None):
     return op.backends.load(backend).paged_attention(q, cache.keys, cache.values, cache.tables, starts, seq_lens, scale)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", range(24))
-def test_random_steps_equal_the_reference(seed, monkeypatch):
+def test_random_steps_equal_the_reference(seed, backend, monkeypatch):
     rng = random.Random(seed)
     kv_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 5])
     size, block_size, dtype = rng.choice([1, 8, 33, 256]), rng.choice([1, 3, 16]), DTYPES[seed % 3]
@@ -63,45 +67,120 @@ def test_random_steps_equal_the_reference(seed, monkeypatch):
     gen = torch.Generator().manual_seed(seed)
     q = torch.randn(starts[-1], kv_heads * group, size, generator=gen).to(dtype)
     what = f"lengths {lengths} of {seq_lens}, heads {kv_heads}x{group}, size {size}, blocks of {block_size}, {dtype}"
-    assert_close(run(q, cache, starts, seq_lens), run(q, cache, starts, seq_lens, "reference"), ROUNDING[dtype], what)
+    assert_close(run(q, cache, starts, seq_lens, backend), run(q, cache, starts, seq_lens, "reference"), ROUNDING[dtype],
+                 what)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype, kv_heads, group, size", [
+    (torch.float32, 1, 4, 33), (torch.bfloat16, 2, 3, 24), (torch.float16, 3, 7, 8), (torch.float32, 1, 1, 256)])
+def test_contexts_of_several_tiles(backend, dtype, kv_heads, group, size):
+    """Decode rows over more than one tile, with a length of exactly one and one more, and threads that share a row."""
+    seq_lens = [2000, 512, 1, 513, 1300]
+    cache = Cache(7, seq_lens, kv_heads, size, 7, dtype)
+    gen = torch.Generator().manual_seed(7)
+    q = (3 * torch.randn(5, kv_heads * group, size, generator=gen)).to(dtype)
+    starts = starts_of([1] * 5)
+    want = run(q, cache, starts, seq_lens, "reference")
+    assert_close(run(q, cache, starts, seq_lens, backend), want, ROUNDING[dtype], "together")
+    alone = op.backends.load(backend).paged_attention(q[:1], cache.keys, cache.values, cache.tables[:1], [0, 1],
+                                                      seq_lens[:1], size**-0.5)
+    assert_close(alone, want[:1], ROUNDING[dtype], "alone")
+
+
+@contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_native_results_depend_neither_on_the_threads_nor_on_the_batch():
+    """Bit for bit: the same request gets the same tokens."""
+    lengths, seq_lens = [1, 1, 37, 1, 2, 1], [3000, 70, 900, 1025, 1500, 640]
+    cache, starts = Cache(8, seq_lens, 2, 40, 16, torch.bfloat16), starts_of(lengths)
+    q = torch.randn(starts[-1], 10, 40, generator=torch.Generator().manual_seed(8)).bfloat16()
+    with threads(1):
+        want = run(q, cache, starts, seq_lens, "native")
+    for count in (2, 3, 5, 13):
+        with threads(count):
+            decodes = [row for row, length in enumerate(lengths) if length == 1]
+            got = run(q, cache, starts, seq_lens, "native")
+            for row in decodes:
+                assert torch.equal(got[starts[row]], want[starts[row]]), (count, row)
+            for row in decodes:
+                at = starts[row]
+                alone = op.backends.load("native").paged_attention(q[at:at + 1], cache.keys, cache.values,
+                                                                   cache.tables[row:row + 1].int(), [0, 1],
+                                                                   [seq_lens[row]], 40**-0.5)
+                assert torch.equal(alone[0], want[at]), (count, row)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "torch"] + ["reference"])
+def test_what_is_not_finite_is_passed_on(backend):
+    """A NaN in one row's key spoils that row's heads of that KV head, and nothing else; so does an infinite value."""
+    seq_lens = [600, 600, 5]
+    cache = Cache(9, seq_lens, 2, 16, 4)
+    cache.keys.view(-1, 2, 16)[cache.slots(0, 600)[550], 0, 3] = NAN
+    cache.values.view(-1, 2, 16)[cache.slots(1, 600)[599], 1, 7] = float("inf")
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(9))
+    got = run(q, cache, [0, 1, 2, 3], seq_lens, backend)
+    assert got[0, :2].isnan().all() and got[0, 2:].isfinite().all()
+    assert got[1, :2].isfinite().all() and (got[1, 2:, 7] == float("inf")).all()
+    assert got[1, 2:].isfinite().sum() == 30 and got[2].isfinite().all()
+
+
+@pytest.mark.parametrize("block", [-1, 10**9])
+def test_native_refuses_a_block_outside_the_cache(block):
+    cache = Cache(10, [9], 1, 8, 4)
+    cache.tables[0, 1] = block
+    with pytest.raises(IndexError, match=f"block {block} in a cache of 5"):
+        run(torch.zeros(1, 2, 8), cache, [0, 1], [9], "native")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_a_prompt_gives_the_same_however_it_is_cut(seed, monkeypatch):
+def test_a_prompt_gives_the_same_however_it_is_cut(seed, backend, monkeypatch):
     monkeypatch.setattr(torch_impl, "_TILE", 16)
     rng = random.Random(seed)
     total = 75
     cache = Cache(seed, [total], 2, 16, 4)
     q = torch.randn(total, 4, 16, generator=torch.Generator().manual_seed(seed))
-    whole = run(q, cache, [0, total], [total])
+    whole = run(q, cache, [0, total], [total], backend)
     at, pieces, cuts = 0, [], []
     while at < total:
         length = min(rng.choice([1, 2, 3, 16, 30]), total - at)
-        pieces.append(run(q[at:at + length], cache, [0, length], [at + length]))
+        pieces.append(run(q[at:at + length], cache, [0, length], [at + length], backend))
         at += length
         cuts.append(at)
     assert_close(torch.cat(pieces), whole, 1e-6, f"cut at {cuts}")
 
 
-def test_a_row_gives_the_same_alone_and_in_a_batch():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_gives_the_same_alone_and_in_a_batch(backend):
     lengths, seq_lens = [9, 1, 1, 20, 1], [30, 50, 7, 20, 1]
     cache, starts = Cache(0, seq_lens, 2, 16, 4), starts_of(lengths)
     q = torch.randn(starts[-1], 6, 16, generator=torch.Generator().manual_seed(0))
-    together = run(q, cache, starts, seq_lens)
+    together = run(q, cache, starts, seq_lens, backend)
     for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
-        alone = op.backends.load("torch").paged_attention(q[start:end], cache.keys, cache.values,
+        alone = op.backends.load(backend).paged_attention(q[start:end], cache.keys, cache.values,
                                                           cache.tables[row:row + 1], [0, end - start],
                                                           [seq_lens[row]], 16**-0.5)
         assert_close(together[start:end], alone, 1e-6, f"row {row}")
 
 
-def test_scores_beyond_float16_are_fine():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_beyond_float16_are_fine(backend):
     """Queries and keys of size 300 at head size 256 give scores of 2e7 before scaling; float16 ends at 65504."""
     cache = Cache(1, [40], 1, 256, 16, torch.float16)
     cache.keys *= 100
     q = (100 * torch.randn(8, 2, 256, generator=torch.Generator().manual_seed(1))).half()
-    got = run(q, cache, [0, 8], [40])
-    assert_close(got, run(q, cache, [0, 8], [40], "reference"), ROUNDING[torch.float16], "large scores")
+    want = run(q, cache, [0, 8], [40], "reference")
+    assert_close(run(q, cache, [0, 8], [40], backend), want, ROUNDING[torch.float16], "large scores")
+    assert_close(run(q[7:], cache, [0, 1], [40], backend), want[7:], ROUNDING[torch.float16], "one query")
 
 
 @pytest.mark.parametrize("queries, bound", [(1, torch_impl._DECODE_ELEMENTS_CPU), (40, torch_impl._SCORES_CPU)])
@@ -117,32 +196,36 @@ def test_memory_does_not_grow_with_the_context(queries, bound):
     assert recorder.largest <= bound < untiled, (recorder.largest, bound, untiled)
 
 
-def test_decode_does_not_wait_for_the_device(monkeypatch):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decode_does_not_wait_for_the_device(backend, monkeypatch):
     seq_lens = [50, 7, 1, 33]
     cache = Cache(2, seq_lens, 2, 16, 4)
     q = torch.randn(4, 4, 16)
-    module = op.backends.load("torch")
+    module = op.backends.load(backend)
     slots = cache.slots(0, 4)
     with no_host_sync(monkeypatch):
         module.write_kv(q[:, :2], q[:, 2:], cache.keys, cache.values, slots)
         module.paged_attention(q, cache.keys, cache.values, cache.tables, [0, 1, 2, 3, 4], seq_lens, 0.25)
 
 
+@pytest.mark.parametrize("backend", op.backends.names)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_write_stores_what_it_got_and_nothing_else(dtype):
+@pytest.mark.parametrize("stored_as", DTYPES)
+def test_write_stores_what_it_got_and_nothing_else(dtype, stored_as, backend):
     gen = torch.Generator().manual_seed(0)
-    k, v = (torch.randn(7, 3, 5, generator=gen).to(dtype) for _ in range(2))
-    caches = [torch.full((4, 3, 3, 5), NAN, dtype=dtype) for _ in range(2)]
+    # v is a view whose rows are not contiguous, k one whose rows are apart.
+    k, v = torch.randn(7, 2, 3, 13, generator=gen).to(dtype)[:, 1], torch.randn(7, 13, 3, generator=gen).to(dtype).mT
+    caches = [torch.full((4, 3, 3, 13), NAN, dtype=stored_as) for _ in range(2)]
     slots = torch.tensor([11, 0, 5, 4, 7, 1, 9])
-    op.write_kv(k, v, *caches, slots)
+    op.backends.load(backend).write_kv(k, v, *caches, slots)
     for cache, stored in zip(caches, (k, v), strict=True):
-        flat = cache.view(12, 3, 5)
-        assert torch.equal(flat[slots], stored)
+        flat = cache.view(12, 3, 13)
+        assert torch.equal(flat[slots], stored.to(stored_as))
         assert flat[[2, 3, 6, 8, 10]].isnan().all()
 
 
 @pytest.mark.parametrize("slot", [-1, 12])
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", op.backends.names)
 def test_write_refuses_a_slot_outside_the_cache(slot, backend):
     cache = torch.zeros(4, 3, 1, 2)
     with pytest.raises(IndexError):

@@ -7,22 +7,25 @@ from vllm.overlay.kernels import blocks
 from vllm.overlay.kernels import rope as op
 
 REFERENCE = op.backends.load("reference")
+BACKENDS = [name for name in op.backends.names if name != "reference"]
 
 
 def normal(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, heads, kv_heads, size, rotary", [
-    (5, 4, 2, 16, 8), (1, 1, 1, 2, 2), (7, 16, 2, 256, 64), (3, 5, 1, 33, 32), (0, 2, 1, 8, 4)])
+    (5, 4, 2, 16, 8), (1, 1, 1, 2, 2), (7, 16, 2, 256, 64), (300, 4, 2, 64, 64), (3, 5, 1, 33, 32), (4, 3, 1, 50, 44), (0, 2, 1, 8, 4)])
 @pytest.mark.parametrize("elements", [1 << 17, 40])
-def test_apply(dtype, tokens, heads, kv_heads, size, rotary, elements, monkeypatch):
+def test_apply(backend, dtype, tokens, heads, kv_heads, size, rotary, elements, monkeypatch):
     monkeypatch.setattr(blocks, "_ELEMENTS", elements)
     rotation = op.RotaryTable(rotary, 1e7)(torch.arange(tokens) * 1000)
     q, k = normal(0, tokens, heads, size).to(dtype), normal(1, tokens, kv_heads, size).to(dtype)
     before = q.clone()
-    for got, want, x in zip(op.apply_rope(q, k, rotation), REFERENCE.apply_rope(q, k, *rotation), (q, k), strict=True):
+    turned = op.backends.load(backend).apply_rope(q, k, *rotation)
+    for got, want, x in zip(turned, REFERENCE.apply_rope(q, k, *rotation), (q, k), strict=True):
         assert_close(got, want, ROUNDING[dtype], f"{tuple(x.shape)}")
         assert got.is_contiguous() and torch.equal(got[..., rotary:], x[..., rotary:])
     assert torch.equal(q, before)
@@ -39,13 +42,14 @@ def test_a_pair_is_a_complex_number_turned():
     assert torch.equal(got[0], x[0]), "position 0 is not turned"
 
 
-def test_strided_inputs():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_inputs(backend):
     """q and k arrive as views of one projection."""
     both = normal(3, 5, 3, 32)
     rotation = op.RotaryTable(8, 1e4)(torch.arange(5))
     q, k = both[:, :2, :16], both[:, 2:, 16:]
-    for got, want in zip(op.apply_rope(q, k, rotation), op.apply_rope(q.contiguous(), k.contiguous(), rotation),
-                         strict=True):
+    apply = op.backends.load(backend).apply_rope
+    for got, want in zip(apply(q, k, *rotation), apply(q.contiguous(), k.mT.contiguous().mT, *rotation), strict=True):
         assert torch.equal(got, want)
 
 
@@ -87,10 +91,11 @@ def test_the_comparison_notices_neighbouring_pairs():
     assert relative_error(op.apply_rope(x, x, rotation)[0], other) > 0.1
 
 
-def test_nothing_waits_for_the_device(monkeypatch):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_waits_for_the_device(backend, monkeypatch):
     table = op.RotaryTable(8, 1e4, (2, 1, 1))
     x, positions = normal(5, 4, 2, 16), torch.arange(12).view(3, 4)
-    module = op.backends.load("torch")
+    module = op.backends.load(backend)
     with no_host_sync(monkeypatch):
         module.apply_rope(x, x, *table(positions))
 

@@ -6,11 +6,12 @@ from functools import cache
 import torch
 
 from vllm.overlay.kernels import native
+from vllm.overlay.kernels.moe import torch_impl
 
 unavailable, for_this_platform = native.unavailable, native.for_this_platform
 
-# Tokens per expert, on average, from which on the library's products are taken where it has arithmetic of the type; not
-# measured yet on a processor that has it for bfloat16.
+# Tokens per expert, on average, from which on the library's products are taken where it has arithmetic of a type of two
+# bytes; not measured yet on such a processor.
 _FEW = 16
 
 
@@ -32,7 +33,7 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
             ids: torch.Tensor) -> torch.Tensor:
-    """See the package's `experts`. A token's result has the same bits in any batch and on any number of threads.
+    """See the package's `experts`. What is computed here has the same bits in any batch and on any number of threads.
 
     Raises:
         ValueError: types that do not fit together. IndexError: an id that is no expert's.
@@ -41,7 +42,8 @@ def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch
         raise ValueError(f"moe: x {x.dtype}, w13 {w13.dtype}, w2 {w2.dtype}, weights {weights.dtype}, ids {ids.dtype}")
     tokens, top_k = ids.shape
     count, hidden, inner = w2.shape
-    if tokens * top_k > _FEW * min(count, tokens * top_k) and native.library_multiplies(x.dtype):
+    many = tokens * top_k > _FEW * min(count, tokens * top_k)
+    if many and x.dtype != torch.float32 and native.library_multiplies(x.dtype):
         return torch_impl.experts_grouped(x, w13, w2, weights, ids)
     rows = x if x.stride(1) == 1 else x.contiguous()
     w13, w2, weights, ids = w13.contiguous(), w2.contiguous(), weights.contiguous(), ids.contiguous()

@@ -5,7 +5,8 @@ import torch
 
 from vllm.overlay.kernels.backend import Backends
 
-backends = Backends("paged_attention", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("paged_attention",
+                    (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,

@@ -6,7 +6,7 @@ import torch
 
 from vllm.overlay.kernels.backend import Backends
 
-backends = Backends("rope", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("rope", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 class Rotation(NamedTuple):
