@@ -98,7 +98,7 @@ def arm(text: str) -> tuple[str, dict[str, str]]:
     pairs = [pair.split("=", 1) for pair in rest.split(",") if pair]
     if not name or not equals or any(len(pair) != 2 for pair in pairs):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VARIABLE=VALUE,...")
-    return name, {key: value for key, value in pairs}
+    return name, dict(pairs)
 
 
 def measure(words: list[str], environment: dict[str, str], name: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def measure(words: list[str], environment: dict[str, str], name: str) -> dict[st
         ArmError: it failed.
     """
     done = subprocess.run([sys.executable, __file__, *words, "--child"], env={**os.environ, **environment}, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                          capture_output=True)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
         raise ArmError(f"arm {name}: exit status {done.returncode}: {last[0]}")

@@ -67,7 +67,8 @@ def test_random_steps_equal_the_reference(seed, backend, monkeypatch):
     gen = torch.Generator().manual_seed(seed)
     q = torch.randn(starts[-1], kv_heads * group, size, generator=gen).to(dtype)
     what = f"lengths {lengths} of {seq_lens}, heads {kv_heads}x{group}, size {size}, blocks of {block_size}, {dtype}"
-    assert_close(run(q, cache, starts, seq_lens, backend), run(q, cache, starts, seq_lens, "reference"), ROUNDING[dtype],
+    assert_close(run(q, cache, starts, seq_lens, backend), run(q, cache, starts, seq_lens, "reference"),
+                 ROUNDING[dtype],
                  what)
 
 

@@ -4,8 +4,8 @@ only; run as a program, it neither imports vLLM nor torch.
     python .../vllm/overlay/kernels/native_build.py [--quiet]
 
 The sources are plain C++ that includes nothing of torch's, so a library fits every torch and Python. Libraries are kept
-in `vllm_overlay_native/<digest of sources and flags>` beside the package: the tree of vLLM itself stays what the receipt
-says. What is there is not built again.
+in `vllm_overlay_native/<digest of sources and flags>` beside the package: the tree of vLLM itself stays what the
+receipt says. What is there is not built again.
 """
 import argparse
 import concurrent.futures

@@ -1,4 +1,5 @@
-"""Dense products with a weight matrix that is not quantised: projections and the head. README.md has sizes and costs."""
+"""Dense products with a weight matrix that is not quantised: projections and the head. README.md has sizes and
+costs."""
 
 import torch
 

@@ -38,5 +38,6 @@ def gated_rms_norm(o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
     gates = z if z.dim() == 3 and z.stride(2) == 1 else z.reshape(-1, 1, size).contiguous()
     out = torch.empty(z.shape, dtype=z.dtype)
     _functions()[1](native.DTYPES[z.dtype], readout.data_ptr(), gates.data_ptr(), gates.stride(0), gates.stride(1),
-                    native.DTYPES[weight.dtype], weight.contiguous().data_ptr(), out.data_ptr(), gates.shape[0], gates.shape[1], size, eps)
+                    native.DTYPES[weight.dtype], weight.contiguous().data_ptr(), out.data_ptr(),
+                    gates.shape[0], gates.shape[1], size, eps)
     return out
