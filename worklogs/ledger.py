@@ -17,7 +17,8 @@ agent-roundtrip (what agent_roundtrip.py keeps, one row per run), conformance (w
 kept, one column per server), needle-recall (what needle_recall.py keeps, one row per length, one column per depth),
 acceptance (what tests.acceptance keeps, one row per server), formal-perf and gates (what formal_perf_bench.py keeps,
 one row and one column per record), decode-microbench (what decode_microbench.py keeps, one row per context and batch),
-startup (what startup_bench.py keeps, one row per phase), comparison (what compare.py --keep kept), replay-sim and
+startup (what startup_bench.py keeps, one row per phase), engine-steps (what step_bench.py keeps, one row per size and
+arm), comparison (what compare.py --keep kept), replay-sim and
 replay-sim-check (what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from
 them), cross-check (what peers/cross_check.py keeps, one row per tool).
 """

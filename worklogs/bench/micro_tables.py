@@ -49,6 +49,24 @@ def startup(found: list[Record]) -> str:
     return grid(["start", "page cache, starts", "phase", "took, s (range)", "ended at, s (range)"], rows)
 
 
+def engine_steps(found: list[Record]) -> str:
+    """One row per record, measured thing, size and arm; how many times as long as the first arm."""
+    rows = []
+    for record in found:
+        first = next(iter(record["arms"]))
+        for row in record["rows"]:
+            ratio = "1"
+            if "ratio" in row:
+                low, high = (row["ratio"][name] for name in ("least", "most"))
+                ratio = f"{row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) of {first}" \
+                        + (": no change" if low <= 1 <= high else "")
+            rows.append([f"{record['model']}, ours {record['commit'][:7]}", f"{row['what']} {row['size']:,}", row["arm"],
+                         f"{row['median_s'] * 1e3:.4g} ({row['least_s'] * 1e3:.4g} to {row['most_s'] * 1e3:.4g})",
+                         ratio])
+    return grid(["engine", "step", "back ends", f"ms, median of {len(found[0]['rounds'])} rounds (range)",
+                 "time"], rows)
+
+
 def _range(values: dict[str, float] | None) -> str:
     if values is None:
         return "not seen"
