@@ -17,7 +17,8 @@ def normal(seed, *shape):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, heads, kv_heads, size, rotary", [
-    (5, 4, 2, 16, 8), (1, 1, 1, 2, 2), (7, 16, 2, 256, 64), (300, 4, 2, 64, 64), (3, 5, 1, 33, 32), (4, 3, 1, 50, 44), (0, 2, 1, 8, 4)])
+    (5, 4, 2, 16, 8), (1, 1, 1, 2, 2), (7, 16, 2, 256, 64), (300, 4, 2, 64, 64), (3, 5, 1, 33, 32),
+    (4, 3, 1, 50, 44), (0, 2, 1, 8, 4)])
 @pytest.mark.parametrize("elements", [1 << 17, 40])
 def test_apply(backend, dtype, tokens, heads, kv_heads, size, rotary, elements, monkeypatch):
     monkeypatch.setattr(blocks, "_ELEMENTS", elements)
