@@ -68,7 +68,8 @@ INLINE void product(const float* left, int64_t left_pitch, const float* panel, i
     }
 }
 
-// Scores of one line become weights; `seen` of the tile's positions are the line's, the others get 0. Returns what its mixture is to be scaled by.
+// Scores of one line become weights; `seen` of the tile's positions are the line's, the others get 0. Returns
+// what its mixture is to be scaled by.
 INLINE float weigh(float* row, int64_t seen, int64_t count, float& peak, float& total) {
     int64_t padded = rounded_up(count, W);
     for (int64_t j = seen; j < padded; j++) row[j] = -INFINITY;
