@@ -60,7 +60,8 @@ def engine_steps(found: list[Record]) -> str:
                 low, high = (row["ratio"][name] for name in ("least", "most"))
                 ratio = f"{row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) of {first}" \
                         + (": no change" if low <= 1 <= high else "")
-            rows.append([f"{record['model']}, ours {record['commit'][:7]}", f"{row['what']} {row['size']:,}", row["arm"],
+            name = f"{record['model']}, ours {record['commit'][:7]}"
+            rows.append([name, f"{row['what']} {row['size']:,}", row["arm"],
                          f"{row['median_s'] * 1e3:.4g} ({row['least_s'] * 1e3:.4g} to {row['most_s'] * 1e3:.4g})",
                          ratio])
     return grid(["engine", "step", "back ends", f"ms, median of {len(found[0]['rounds'])} rounds (range)",
@@ -78,4 +79,5 @@ def _shown(value: float | None) -> str:
     return "not reported" if value is None else significant(float(value))
 
 
-KINDS: dict[str, Callable[[list[Record]], str]] = {"decode-microbench": decode_microbench, "startup": startup}
+KINDS: dict[str, Callable[[list[Record]], str]] = {"decode-microbench": decode_microbench, "startup": startup,
+                                                   "engine-steps": engine_steps}

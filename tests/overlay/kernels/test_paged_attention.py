@@ -1,6 +1,7 @@
 """Paged attention against the query loop: prompts, pieces and decode rows, with poison wherever nothing may be read."""
 import random
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -67,9 +68,8 @@ def test_random_steps_equal_the_reference(seed, backend, monkeypatch):
     gen = torch.Generator().manual_seed(seed)
     q = torch.randn(starts[-1], kv_heads * group, size, generator=gen).to(dtype)
     what = f"lengths {lengths} of {seq_lens}, heads {kv_heads}x{group}, size {size}, blocks of {block_size}, {dtype}"
-    assert_close(run(q, cache, starts, seq_lens, backend), run(q, cache, starts, seq_lens, "reference"),
-                 ROUNDING[dtype],
-                 what)
+    want = run(q, cache, starts, seq_lens, "reference")
+    assert_close(run(q, cache, starts, seq_lens, backend), want, ROUNDING[dtype], what)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -87,6 +87,18 @@ def test_contexts_of_several_tiles(backend, dtype, kv_heads, group, size):
     alone = op.backends.load(backend).paged_attention(q[:1], cache.keys, cache.values, cache.tables[:1], [0, 1],
                                                       seq_lens[:1], size**-0.5)
     assert_close(alone, want[:1], ROUNDING[dtype], "alone")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype, kv_heads, group, size", [
+    (torch.float32, 1, 4, 33), (torch.bfloat16, 2, 3, 24), (torch.float16, 1, 1, 256)])
+def test_pieces_over_several_tiles(backend, dtype, kv_heads, group, size):
+    """Pieces that begin and end within and at the borders of tiles, and span several blocks of queries."""
+    lengths, seq_lens = [150, 64, 2, 30], [150, 128, 130, 600]
+    cache, starts = Cache(12, seq_lens, kv_heads, size, 7, dtype), starts_of(lengths)
+    q = torch.randn(starts[-1], kv_heads * group, size, generator=torch.Generator().manual_seed(12)).to(dtype)
+    want = run(q, cache, starts, seq_lens, "reference")
+    assert_close(run(q, cache, starts, seq_lens, backend), want, ROUNDING[dtype], f"{lengths} of {seq_lens}")
 
 
 @contextmanager
@@ -108,16 +120,20 @@ def test_native_results_depend_neither_on_the_threads_nor_on_the_batch():
         want = run(q, cache, starts, seq_lens, "native")
     for count in (2, 3, 5, 13):
         with threads(count):
-            decodes = [row for row, length in enumerate(lengths) if length == 1]
-            got = run(q, cache, starts, seq_lens, "native")
-            for row in decodes:
-                assert torch.equal(got[starts[row]], want[starts[row]]), (count, row)
-            for row in decodes:
-                at = starts[row]
-                alone = op.backends.load("native").paged_attention(q[at:at + 1], cache.keys, cache.values,
-                                                                   cache.tables[row:row + 1].int(), [0, 1],
+            assert torch.equal(run(q, cache, starts, seq_lens, "native"), want), count
+            for row, (start, end) in enumerate(pairwise(starts)):
+                alone = op.backends.load("native").paged_attention(q[start:end], cache.keys, cache.values,
+                                                                   cache.tables[row:row + 1].int(), [0, end - start],
                                                                    [seq_lens[row]], 40**-0.5)
-                assert torch.equal(alone[0], want[at]), (count, row)
+                assert torch.equal(alone, want[start:end]), (count, row)
+
+
+def test_native_pieces_are_the_whole_bit_for_bit():
+    cache = Cache(11, [333], 2, 24, 16, torch.bfloat16)
+    q = torch.randn(333, 14, 24, generator=torch.Generator().manual_seed(11)).bfloat16()
+    whole, borders = run(q, cache, [0, 333], [333], "native"), [0, 2, 69, 192, 256, 333]
+    pieces = [run(q[start:end], cache, [0, end - start], [end], "native") for start, end in pairwise(borders)]
+    assert torch.equal(torch.cat(pieces), whole)
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "torch"] + ["reference"])
@@ -138,8 +154,9 @@ def test_what_is_not_finite_is_passed_on(backend):
 def test_native_refuses_a_block_outside_the_cache(block):
     cache = Cache(10, [9], 1, 8, 4)
     cache.tables[0, 1] = block
-    with pytest.raises(IndexError, match=f"block {block} in a cache of 5"):
-        run(torch.zeros(1, 2, 8), cache, [0, 1], [9], "native")
+    for queries in (1, 3):
+        with pytest.raises(IndexError, match=f"block {block} in a cache of 5"):
+            run(torch.zeros(queries, 2, 8), cache, [0, queries], [9], "native")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""Paged attention in compiled code (csrc/): one call for all rows of one query. Longer rows go to torch_impl."""
+"""Paged attention in compiled code (csrc/): one call writes a step's keys and values, one serves all its rows."""
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -41,10 +41,11 @@ def _rows(x: torch.Tensor, size: int) -> torch.Tensor:
 
 def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
                     query_start_loc: Sequence[int], seq_lens: Sequence[int], scale: float) -> torch.Tensor:
-    """See the package's `paged_attention`. Tiles of 512 positions, whatever the number of threads.
+    """See the package's `paged_attention`. Bit for bit the same for any number of threads, batch, and cut of a prompt
+    into pieces of more than one token.
 
     Raises:
-        IndexError: a row of one query has a block outside the cache.
+        IndexError: a row with queries has a block outside the cache; nothing is computed.
     """
     if key_cache.dtype != value_cache.dtype:
         return torch_impl.paged_attention(q, key_cache, value_cache, block_tables, query_start_loc, seq_lens, scale)
@@ -62,8 +63,4 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
                     size, blocks, block_size, scale, bad.buffer_info()[0])
     if bad[0]:
         raise IndexError(f"paged_attention: block {bad[1]} in a cache of {blocks}")
-    for row, seq_len in enumerate(seq_lens):
-        start, end = query_start_loc[row], query_start_loc[row + 1]
-        if end > start + 1:
-            out[start:end] = torch_impl.prefill(q[start:end], key_cache, value_cache, block_tables[row], seq_len, scale)
     return out

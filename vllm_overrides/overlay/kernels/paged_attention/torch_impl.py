@@ -34,7 +34,7 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
         if end - start == 1:
             single.append(row)
         elif end > start:
-            out[start:end] = prefill(q[start:end], key_cache, value_cache, block_tables[row], seq_len, scale)
+            out[start:end] = _prefill(q[start:end], key_cache, value_cache, block_tables[row], seq_len, scale)
     if single:
         single.sort(key=lambda row: -seq_lens[row])
         rows = torch.tensor(single, device=q.device)
@@ -44,9 +44,8 @@ def paged_attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
     return out
 
 
-def prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, table: torch.Tensor, seq_len: int,
-            scale: float) -> torch.Tensor:
-    """One row of several queries: q [queries, Hq, D], the row's table [max_blocks]; the others as `paged_attention`."""
+def _prefill(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, table: torch.Tensor, seq_len: int,
+             scale: float) -> torch.Tensor:
     queries, heads, size = q.shape
     block_size, kv_heads = key_cache.shape[1:3]
     group = heads // kv_heads

@@ -1,6 +1,7 @@
 // Writing to a paged cache of keys and values, and attention over it.
 #include <type_traits>
 #include "decode.h"
+#include "prefill.h"
 
 namespace {
 
@@ -27,10 +28,10 @@ template <class T> void write_result(const float* mixed, float total, int64_t si
 
 }  // namespace
 
-// k, v: [tokens, size] of `dtype`, rows k_stride and v_stride apart; caches: [slots, size] of cache_dtype, contiguous. bad: the first slot outside
-// the cache; then nothing is written.
-API void write_kv(int dtype, int cache_dtype, const void* k, int64_t k_stride, const void* v, int64_t v_stride, void* key_cache, void* value_cache,
-                  const int64_t* slots, int64_t tokens, int64_t size, int64_t slot_count, int64_t* bad) {
+// k, v: [tokens, size] of `dtype`, rows k_stride and v_stride apart; caches: [slots, size] of cache_dtype, contiguous. bad: 1 and the first slot
+// outside the cache; then nothing is written.
+API void write_kv(int dtype, int cache_dtype, const void* k, int64_t k_stride, const void* v, int64_t v_stride, void* key_cache,
+                  void* value_cache, const int64_t* slots, int64_t tokens, int64_t size, int64_t slot_count, int64_t* bad) {
     for (int64_t t = 0; t < tokens; t++)
         if (slots[t] < 0 || slots[t] >= slot_count) { bad[0] = 1; bad[1] = slots[t]; return; }
     by_type(dtype, [=](auto* type) {
@@ -47,19 +48,24 @@ API void write_kv(int dtype, int cache_dtype, const void* k, int64_t k_stride, c
     });
 }
 
-// q, out: [tokens, heads, size] of `dtype`. caches: [blocks, block_size, kv_heads, size] of cache_dtype. All contiguous. tables: int64 (wide) or int32,
-// rows table_stride apart. starts: [rows + 1], lengths: [rows]. Only rows of one query are served. bad: the first block outside the cache; then nothing
-// is computed.
-API void paged_attention(int dtype, int cache_dtype, const void* q, void* out, const void* key_cache, const void* value_cache, const void* tables,
-                         int wide, int64_t table_stride, const int64_t* starts, const int64_t* lengths, int64_t rows, int64_t heads, int64_t kv_heads,
-                         int64_t size, int64_t blocks, int64_t block_size, float scale, int64_t* bad) {
+// q, out: [tokens, heads, size] of `dtype`. caches: [blocks, block_size, kv_heads, size] of cache_dtype. All contiguous. tables: int64 (wide) or
+// int32, rows table_stride apart. starts: [rows + 1], lengths: [rows]. bad: 1 and the first block outside the cache; then nothing is computed.
+API void paged_attention(int dtype, int cache_dtype, const void* q, void* out, const void* key_cache, const void* value_cache,
+                         const void* tables, int wide, int64_t table_stride, const int64_t* starts, const int64_t* lengths, int64_t rows,
+                         int64_t heads, int64_t kv_heads, int64_t size, int64_t blocks, int64_t block_size, float scale, int64_t* bad) {
     Pages pages{tables, wide != 0, table_stride, blocks, block_size, kv_heads, size};
     std::vector<int64_t> single, tokens, seen;
+    std::vector<Piece> pieces;
     for (int64_t row = 0; row < rows; row++) {
-        if (starts[row + 1] - starts[row] != 1) continue;
+        int64_t queries = starts[row + 1] - starts[row];
+        if (!queries) continue;
         for (int64_t index = 0; index * block_size < lengths[row]; index++) {
             int64_t block = pages.block(row, index);
             if (block < 0 || block >= blocks) { bad[0] = 1; bad[1] = block; return; }
+        }
+        if (queries > 1) {
+            pieces.push_back({row, starts[row], queries, lengths[row]});
+            continue;
         }
         single.push_back(row);
         tokens.push_back(starts[row]);
@@ -74,5 +80,6 @@ API void paged_attention(int dtype, int cache_dtype, const void* q, void* out, c
     by_type(cache_dtype, [&](auto* type) {
         typedef decltype(type) P;
         decode(pages, (P)key_cache, (P)value_cache, single, tokens, seen, heads / kv_heads, read, write);
+        prefill(pages, (P)key_cache, (P)value_cache, pieces, heads / kv_heads, read, write);
     });
 }

@@ -26,9 +26,11 @@ void turn_heads(const T* x, int64_t token, int64_t head, T* out, int64_t t, int6
 
 }  // namespace
 
-// q: [tokens, q_heads, size], tokens q_token and heads q_head apart; k likewise. cos, sin: float32 [tokens, half], contiguous, as are the outputs.
+// q: [tokens, q_heads, size], tokens q_token and heads q_head apart; k likewise. cos, sin: float32 [tokens, half], contiguous, as are the
+// outputs.
 API void apply_rope(int dtype, const void* q, int64_t q_token, int64_t q_head, void* q_out, int64_t q_heads, const void* k, int64_t k_token,
-                    int64_t k_head, void* k_out, int64_t k_heads, const float* cos, const float* sin, int64_t tokens, int64_t half, int64_t size) {
+                    int64_t k_head, void* k_out, int64_t k_heads, const float* cos, const float* sin, int64_t tokens, int64_t half,
+                    int64_t size) {
     by_type(dtype, [=](auto* type) {
         typedef decltype(type) P;
         parallel(tokens, (q_heads + k_heads) * (4 * half + size), [=](int64_t first, int64_t last) {

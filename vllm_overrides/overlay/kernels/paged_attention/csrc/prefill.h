@@ -1,0 +1,146 @@
+// Rows of several queries: a block of tokens with all query heads of one KV head ("lines") against tiles of the context at absolute positions,
+// as two register-blocked products. A line's numbers depend on its own query and on the tiles alone, not on the block it is in.
+#pragma once
+#include <atomic>
+#include "decode.h"
+
+namespace {
+
+constexpr int64_t KEYS = 64, LINES = 128;
+constexpr int64_t PANEL = 2 * W;
+// Lines whose sums stay in registers together.
+constexpr int GROUP = W == 16 ? 12 : 6;
+
+struct Piece { int64_t row, first, queries, length; };  // queries [first, first + queries) of q; the last stands at position length - 1
+
+// Keys as float32 panels [PANEL positions][size][PANEL]; zeros past `count`.
+template <class T> void pack_keys(const T* keys, const int64_t* at, int64_t count, int64_t size, float* to) {
+    for (int64_t j = 0; j < rounded_up(count, PANEL); j++) {
+        float* column = to + j / PANEL * size * PANEL + j % PANEL;
+        if (j >= count) {
+            for (int64_t d = 0; d < size; d++) column[d * PANEL] = 0;
+            continue;
+        }
+        const T* key = keys + at[j];
+        int64_t d = 0;
+        for (; d + W <= size; d += W) {
+            vf x = load(key + d);
+            for (int lane = 0; lane < W; lane++) column[(d + lane) * PANEL] = x[lane];
+        }
+        for (; d < size; d++) column[d * PANEL] = get(key[d]);
+    }
+}
+
+// Values as float32 panels [PANEL dimensions][KEYS][PANEL]; zeros past `size`.
+template <class T> void pack_values(const T* values, const int64_t* at, int64_t count, int64_t size, float* to) {
+    for (int64_t j = 0; j < count; j++) {
+        const T* value = values + at[j];
+        for (int64_t d = 0; d < rounded_up(size, PANEL); d += W) {
+            float* place = to + d / PANEL * KEYS * PANEL + j * PANEL + d % PANEL;
+            int64_t left = size - d;
+            store(place, left >= W ? load(value + d) : left > 0 ? load_part(value + d, int(left)) : vf{});
+        }
+    }
+}
+
+// to[GROUP][PANEL] = to * scales (null: 0) + left[GROUP][depth] times panel[depth][PANEL]; lines `left_pitch` and `to_pitch` apart.
+INLINE void product(const float* left, int64_t left_pitch, const float* panel, int64_t depth, float* to, int64_t to_pitch,
+                    const float* scales) {
+    vf total[GROUP][2];
+#pragma GCC unroll 16
+    for (int a = 0; a < GROUP; a++) {
+        total[a][0] = scales ? load(to + a * to_pitch) * scales[a] : vf{};
+        total[a][1] = scales ? load(to + a * to_pitch + W) * scales[a] : vf{};
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        vf low = load(panel + k * PANEL), high = load(panel + k * PANEL + W);
+#pragma GCC unroll 16
+        for (int a = 0; a < GROUP; a++) {
+            float x = left[a * left_pitch + k];
+            total[a][0] += low * x;
+            total[a][1] += high * x;
+        }
+    }
+#pragma GCC unroll 16
+    for (int a = 0; a < GROUP; a++) {
+        store(to + a * to_pitch, total[a][0]);
+        store(to + a * to_pitch + W, total[a][1]);
+    }
+}
+
+// Scores of one line become weights; `seen` of the tile's positions are the line's, the others get 0. Returns
+// what its mixture is to be scaled by.
+INLINE float weigh(float* row, int64_t seen, int64_t count, float& peak, float& total) {
+    int64_t padded = rounded_up(count, W);
+    for (int64_t j = seen; j < padded; j++) row[j] = -INFINITY;
+    vf most = all(peak);
+    for (int64_t j = 0; j < padded; j += W) most = maximum(most, load(row + j));
+    float next = largest(most), base = next == -INFINITY ? 0 : next, scale = shrink(peak, next);
+    vf sums{};
+    for (int64_t j = 0; j < padded; j += W) {
+        vf weight = exp(load(row + j) - base);
+        store(row + j, weight);
+        sums += weight;
+    }
+    peak = next;
+    total = total * scale + sum(sums);
+    return scale;
+}
+
+// read and write as for `decode`.
+template <class T, class Read, class Write>
+void prefill(const Pages& pages, const T* keys, const T* values, const std::vector<Piece>& pieces, int64_t group, Read read,
+             Write write) {
+    if (pieces.empty()) return;
+    int64_t size = pages.size, kv_heads = pages.kv_heads, threads = omp_get_max_threads(), all_queries = 0;
+    for (const Piece& piece : pieces) all_queries += piece.queries;
+    int64_t block = std::max<int64_t>(1, LINES / group);
+    while (block > 1 && block * group > 32 && all_queries * kv_heads / block < 3 * threads) block /= 2;
+    struct Item { int64_t piece, begin, head; };
+    std::vector<Item> items;
+    for (int64_t piece = 0; piece < int64_t(pieces.size()); piece++)
+        // The last queries see most: they come first.
+        for (int64_t begin = (pieces[piece].queries - 1) / block * block; begin >= 0; begin -= block)
+            for (int64_t head = 0; head < kv_heads; head++) items.push_back({piece, begin, head});
+    int64_t pitch = rounded_up(size, W), wide = rounded_up(size, PANEL), room = rounded_up(block * group, GROUP);
+    std::atomic<int64_t> next{0};
+    parallel(std::min<int64_t>(threads, items.size()), 1 << 20, [&](int64_t, int64_t) {
+        Buffer queries(room * pitch), mixed(room * wide), scores(room * KEYS), packed_keys(KEYS * size), packed_values(KEYS * wide);
+        Buffer state(3 * room);
+        float *peak = state.at, *total = peak + room, *scale = total + room;
+        int64_t at[KEYS];
+        for (int64_t index; (index = next++) < int64_t(items.size());) {
+            Item item = items[index];
+            const Piece& piece = pieces[item.piece];
+            int64_t count = std::min(block, piece.queries - item.begin), lines = count * group, padded = rounded_up(lines, GROUP);
+            int64_t token = piece.first + item.begin, position = piece.length - piece.queries + item.begin;
+            std::fill(queries.at, queries.at + padded * pitch, 0.0f);
+            std::fill(mixed.at, mixed.at + padded * wide, 0.0f);
+            std::fill(peak, peak + padded, -INFINITY);
+            std::fill(total, total + padded, 0.0f);
+            for (int64_t line = 0; line < lines; line++)
+                read(token + line / group, item.head * group + line % group, queries.at + line * pitch);
+            for (int64_t from = 0; from < position + count; from += KEYS) {
+                int64_t upto = std::min(from + KEYS, position + count), width = upto - from;
+                pages.offsets(piece.row, from, upto, at);
+                pack_keys(keys + item.head * size, at, width, size, packed_keys.at);
+                pack_values(values + item.head * size, at, width, size, packed_values.at);
+                for (int64_t j = 0; j < width; j += PANEL)
+                    for (int64_t line = 0; line < padded; line += GROUP)
+                        product(queries.at + line * pitch, pitch, packed_keys.at + j * size, size, scores.at + line * KEYS + j, KEYS, nullptr);
+                for (int64_t line = 0; line < padded; line++) {
+                    int64_t seen = line < lines ? position + line / group + 1 - from : width;
+                    scale[line] = weigh(scores.at + line * KEYS, std::max<int64_t>(0, std::min(seen, width)), width, peak[line], total[line]);
+                }
+                for (int64_t d = 0; d < wide; d += PANEL)
+                    for (int64_t line = 0; line < padded; line += GROUP)
+                        product(scores.at + line * KEYS, KEYS, packed_values.at + d * KEYS, width, mixed.at + line * wide + d, wide,
+                                scale + line);
+            }
+            for (int64_t line = 0; line < lines; line++)
+                write(token + line / group, item.head * group + line % group, mixed.at + line * wide, total[line]);
+        }
+    });
+}
+
+}  // namespace
