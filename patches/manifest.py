@@ -644,6 +644,7 @@ MODEL: tuple[Overlay, ...] = (
         id="operators-of-hybrid-models",
         kind="addition",
         target="overlay/kernels/",
+        symbols=("utils.py:is_cpu", ),
         reason="Stock has no gated delta rule, no convolution that shifts its tail on a piece of one token, no Gemma norm with a "
                "gate, and its experts, attention and M-RoPE do not run on every device of ours; every operator has a reference.",
         upstream="Not for upstream: current vLLM has these as Triton and CUDA kernels, which neither pin can run.",

@@ -139,8 +139,8 @@ def test_a_batch_starts_like_the_server(model, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["run_batch", "-i", "in", "-o", "out", "--model", str(model), "--dtype", "float32"])
     run_batch.run()
     line, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("vllm overlay: "))
-    assert re.match("vllm overlay: pin p, 3 overlays, manifest m; back ends: attention torch-paged, .*moe torch", line)
-    assert "attention=torch-paged" in bound[0] and "moe=torch" in bound[0], bound
+    assert re.match("vllm overlay: pin p, 3 overlays, manifest m; back ends: attention torch-paged, .*moe native", line)
+    assert "attention=torch-paged" in bound[0] and "moe=native" in bound[0], bound
     assert announced.VARIABLE not in os.environ
 
 
@@ -153,7 +153,7 @@ def undecided(monkeypatch):
 async def test_a_back_end_that_does_not_exist(model, monkeypatch, undecided):
     monkeypatch.setenv("VLLM_OVERLAY_KERNELS_NORMS", "native2")
     line = await start_failure(model)
-    assert "VLLM_OVERLAY_KERNELS_NORMS=native2: norms: no back end 'native2'; the choices are torch, reference" in line
+    assert "VLLM_OVERLAY_KERNELS_NORMS=native2: norms: no back end 'native2'; the choices are native, torch, reference" in line
 
 
 async def test_a_back_end_that_cannot_run(model, monkeypatch, undecided):
@@ -172,13 +172,13 @@ async def test_an_attention_back_end_of_another_device(model, monkeypatch):
 async def test_a_worker_that_must_use_another_back_end(model):
     """On which the library of the announced one does not load, say: the start fails with the worker's reason."""
     engine_args = AsyncEngineArgs(model=str(model), dtype="float32", max_model_len=256, disable_log_stats=True)
-    choices = {"attention": "torch-paged", "paged_attention": "native"}
+    choices = {"attention": "torch-paged", "paged_attention": "cuda"}
     with announced.announced(choices), pytest.raises(StartError) as caught:
         async with engine_client.in_own_process(engine_args, engine_args.create_engine_config()):
             pass
     line = str(caught.value)
-    assert re.fullmatch(r"paged_attention: the server announced back end native, but process \d+ can only use torch "
-                        r"\(.*\): repair that, or set VLLM_OVERLAY_KERNELS_PAGED_ATTENTION=torch", line), line
+    assert re.fullmatch(r"paged_attention: the server announced back end cuda, but process \d+ can only use native "
+                        r"\(.*\): repair that, or set VLLM_OVERLAY_KERNELS_PAGED_ATTENTION=native", line), line
 
 
 @pytest.mark.parametrize(("extra", "words"), [

@@ -38,6 +38,8 @@ def test_greedy_tokens(task, tmp_path):
             length=640,
             compile=False,
             evaluate=False,
+            float32=True,
+            go_on_from=None,
         )
     )
     # As the file will hold them.
