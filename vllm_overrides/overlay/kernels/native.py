@@ -1,7 +1,7 @@
 """The compiled CPU operators, called through ctypes: plain C functions that take addresses, sizes and strides.
 
-The library is that of the best instruction set that this processor has; VLLM_OVERLAY_NATIVE_ISA (avx512, avx2,
-portable) names a lesser one. It is built by native_build.py, which says where it lies. Threads are torch's own: the
+The library is that of the best instruction set that this processor has and that has been tried; VLLM_OVERLAY_NATIVE_ISA
+(avx512, avx2, portable) names another one. It is built by native_build.py, which says where it lies. Threads are torch's own: the
 library's calls of OpenMP are bound to the runtime that torch has loaded, so `torch.set_num_threads` and the binding of
 cores hold for both.
 """
@@ -50,7 +50,7 @@ def isa() -> str:
     fitting = [name for name in native_build.isas() if native_build.ISAS[name][0] <= flags]
     asked = os.environ.get(ISA_VARIABLE, "")
     if not asked:
-        return fitting[0]
+        return next(name for name in fitting if name not in native_build.UNTRIED)
     if asked not in fitting:
         known = asked in native_build.ISAS
         raise ValueError(f"{ISA_VARIABLE}={asked}: {'this processor lacks it' if known else 'unknown'}; "
