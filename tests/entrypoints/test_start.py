@@ -153,7 +153,8 @@ def undecided(monkeypatch):
 async def test_a_back_end_that_does_not_exist(model, monkeypatch, undecided):
     monkeypatch.setenv("VLLM_OVERLAY_KERNELS_NORMS", "native2")
     line = await start_failure(model)
-    assert "VLLM_OVERLAY_KERNELS_NORMS=native2: norms: no back end 'native2'; the choices are native, torch, reference" in line
+    assert ("VLLM_OVERLAY_KERNELS_NORMS=native2: norms: no back end 'native2'; the choices are native, torch, "
+            "reference") in line
 
 
 async def test_a_back_end_that_cannot_run(model, monkeypatch, undecided):
