@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 
-VARIABLE = "VLLM_OVERLAY_KERNELS_"
 CONTEXT, WARM_UP = 200, 8
 
 
@@ -85,11 +84,8 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
 
 def torch_for_all() -> dict[str, str]:
     """The environment in which every operator asks PyTorch."""
-    import pkgutil
-
-    from vllm.overlay import kernels
-    return {VARIABLE + module.name.upper(): "torch" for module in pkgutil.iter_modules(kernels.__path__)
-            if module.ispkg}
+    from vllm.overlay.kernels.backend import operators
+    return {backends.variable: "torch" for backends in operators().values()}
 
 
 def arm(text: str) -> tuple[str, dict[str, str]]:
@@ -129,6 +125,7 @@ def rows_of(rounds: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
                 if name != first:
                     ratios = [one[name][kind][size] / one[first][kind][size] for one in rounds]
                     row["ratio"] = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+                    row["no_change"] = min(ratios) <= 1 <= max(ratios)
                 found.append(row)
     return found
 
@@ -140,9 +137,8 @@ def line(row: dict[str, Any], first: str) -> str:
            f"{row['most_s'] * 1e3:.2f})"
     if "ratio" in row:
         ratio = row["ratio"]
-        inside = ratio["least"] <= 1 <= ratio["most"]
         text += f"  {ratio['median']:.2f} times {first} ({ratio['least']:.2f} to {ratio['most']:.2f})" \
-                + ("  no change" if inside else "")
+                + ("  no change" if row["no_change"] else "")
     return text
 
 

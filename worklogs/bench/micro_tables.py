@@ -53,14 +53,12 @@ def engine_steps(found: list[Record]) -> str:
     """One row per record, measured thing, size and arm; how many times as long as the first arm."""
     rows = []
     for record in found:
-        first = next(iter(record["arms"]))
+        name, first = f"{record['model']}, ours {record['commit'][:7]}", next(iter(record["arms"]))
         for row in record["rows"]:
             ratio = "1"
             if "ratio" in row:
-                low, high = (row["ratio"][name] for name in ("least", "most"))
-                ratio = f"{row['ratio']['median']:.2f} ({low:.2f} to {high:.2f}) of {first}" \
-                        + (": no change" if low <= 1 <= high else "")
-            name = f"{record['model']}, ours {record['commit'][:7]}"
+                ratio = "{median:.2f} ({least:.2f} to {most:.2f})".format(**row["ratio"]) + f" of {first}" \
+                        + (": no change" if row["no_change"] else "")
             rows.append([name, f"{row['what']} {row['size']:,}", row["arm"],
                          f"{row['median_s'] * 1e3:.4g} ({row['least_s'] * 1e3:.4g} to {row['most_s'] * 1e3:.4g})",
                          ratio])

@@ -2,10 +2,11 @@
 import pytest
 import torch
 
-from vllm.overlay.kernels import linear, native
+from tests.overlay.kernels.helpers import runnable
+from vllm.overlay.kernels import linear
 from vllm.overlay.kernels.linear import backends
 
-BACKENDS = [name for name in backends.names if name != "native" or native.unavailable() is None]
+BACKENDS = [*runnable(backends), "reference"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
 
 

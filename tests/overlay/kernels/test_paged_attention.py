@@ -14,12 +14,13 @@ from tests.overlay.kernels.helpers import (
     no_host_sync,
     recorded,
     relative_error,
+    runnable,
     starts_of,
 )
 from vllm.overlay.kernels import paged_attention as op
 from vllm.overlay.kernels.paged_attention import torch_impl
 
-BACKENDS = [name for name in op.backends.names if name != "reference"]
+BACKENDS = runnable(op.backends)
 
 
 class Cache:
@@ -226,7 +227,7 @@ def test_decode_does_not_wait_for_the_device(backend, monkeypatch):
         module.paged_attention(q, cache.keys, cache.values, cache.tables, [0, 1, 2, 3, 4], seq_lens, 0.25)
 
 
-@pytest.mark.parametrize("backend", op.backends.names)
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stored_as", DTYPES)
 def test_write_stores_what_it_got_and_nothing_else(dtype, stored_as, backend):
@@ -243,7 +244,7 @@ def test_write_stores_what_it_got_and_nothing_else(dtype, stored_as, backend):
 
 
 @pytest.mark.parametrize("slot", [-1, 12])
-@pytest.mark.parametrize("backend", op.backends.names)
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_write_refuses_a_slot_outside_the_cache(slot, backend):
     cache = torch.zeros(4, 3, 1, 2)
     with pytest.raises(IndexError):

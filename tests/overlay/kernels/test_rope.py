@@ -2,12 +2,12 @@
 import pytest
 import torch
 
-from tests.overlay.kernels.helpers import DTYPES, ROUNDING, assert_close, no_host_sync, relative_error
+from tests.overlay.kernels.helpers import DTYPES, ROUNDING, assert_close, no_host_sync, relative_error, runnable
 from vllm.overlay.kernels import blocks
 from vllm.overlay.kernels import rope as op
 
 REFERENCE = op.backends.load("reference")
-BACKENDS = [name for name in op.backends.names if name != "reference"]
+BACKENDS = runnable(op.backends)
 
 
 def normal(seed, *shape):

@@ -1,14 +1,11 @@
 """The planned workspace of a step against the peak that the allocator counts: small models, each with its peak in
 another phase, one step each, within 10 %."""
-import importlib
-import pkgutil
-
 import pytest
 import torch
 
 from tests.models.shapes import moe, prompt, text
 from tests.overlay.plan.measure import engine_of, make_config, peak_of_step
-from vllm.overlay import kernels
+from vllm.overlay.kernels.backend import operators
 from vllm.overlay.kernels.causal_conv1d import torch_impl as conv
 from vllm.overlay.kernels.norms import torch_impl as norms
 from vllm.overlay.kernels.paged_attention import torch_impl as paged
@@ -37,10 +34,8 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def pytorch(monkeypatch):
     """The plan is that of the PyTorch back ends; the compiled ones take less, and partly not from torch's allocator."""
-    for module in pkgutil.iter_modules(kernels.__path__):
-        if module.ispkg:
-            backends = importlib.import_module(f"{kernels.__name__}.{module.name}").backends
-            monkeypatch.setattr(backends, "_chosen", ("torch", backends.load("torch")))
+    for backends in operators().values():
+        monkeypatch.setattr(backends, "_chosen", ("torch", backends.load("torch")))
 
 
 def like_a_card(monkeypatch) -> None:

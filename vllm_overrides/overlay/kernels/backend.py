@@ -101,15 +101,20 @@ class Backends:
         raise RuntimeError(f"{self.op}: none of the back ends {', '.join(self.names)} can run here")
 
 
+def operators() -> dict[str, Backends]:
+    """The back ends of every operator, by name of the operator."""
+    package = importlib.import_module(__package__)
+    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    return {op: importlib.import_module(f"{__package__}.{op}").backends for op in folders}
+
+
 def choose_all() -> dict[str, str]:
     """Decides for every operator. Returns operator -> name of its back end, by name of the operator.
 
     Raises:
         ValueError, RuntimeError: an operator cannot have the back end that the environment asks for (see `Backends`).
     """
-    package = importlib.import_module(__package__)
-    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
-    return {op: importlib.import_module(f"{__package__}.{op}").backends.chosen_name() for op in folders}
+    return {op: backends.chosen_name() for op, backends in operators().items()}
 
 
 def _unavailable(module: ModuleType) -> str | None:

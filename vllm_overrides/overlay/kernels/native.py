@@ -2,9 +2,8 @@
 
 The library is that of the best instruction set that this processor has and that has been tried;
 VLLM_OVERLAY_NATIVE_ISA (avx512, avx2, portable) names another one. It is built by native_build.py, which says where it
-lies. Threads are torch's own: the
-library's calls of OpenMP are bound to the runtime that torch has loaded, so `torch.set_num_threads` and the binding of
-cores hold for both.
+lies. Threads are torch's own: the library's calls of OpenMP are bound to the runtime that torch has loaded, so
+`torch.set_num_threads` and the binding of cores hold for both.
 """
 import ctypes
 import os

@@ -1,6 +1,7 @@
 // Products of a few rows of float32 with many rows of weights of any type, for weights that are read once: what counts is the memory.
 #pragma once
-#include "vec.h"
+#include <vector>
+#include "buffer.h"
 
 constexpr int ROWS = 4;                    // of the weights, at a time
 constexpr int COLUMNS = W == 16 ? 6 : 3;   // rows of x, at a time: as many sums as there are registers for
@@ -91,3 +92,16 @@ template <class T, class F> void each_product(const T* weights, int64_t first, i
         }
     }
 }
+
+// x [count, size], rows `stride` apart, as each_product takes it.
+struct Inputs {
+    Buffer room;
+    std::vector<const float*> rows;
+    template <class T> Inputs(const T* x, int64_t stride, int64_t count, int64_t size) : room(count * rounded_up(size, W)) {
+        const int64_t wide = rounded_up(size, W);
+        for (int64_t row = 0; row < count; row++) rows.push_back(room.at + row * wide);
+        parallel(count, size, [&](int64_t first, int64_t last) {
+            for (int64_t row = first; row < last; row++) widen(x + row * stride, size, room.at + row * wide);
+        });
+    }
+};

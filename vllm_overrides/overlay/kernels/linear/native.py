@@ -21,7 +21,7 @@ _FEW = 16
 
 @cache
 def _function():
-    return native.function("linear", "iplpplpllll")
+    return native.function("linear", "iplppplll")
 
 
 @cache
@@ -33,12 +33,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     """See the package's `linear`."""
     count, size = weight.shape
     rows = x if x.dim() == 2 else x.reshape(-1, size)
-    if rows.shape[0] > _most(x.dtype) or weight.stride(1) != 1:
+    if rows.shape[0] > _most(x.dtype) or not weight.is_contiguous():
         return torch_impl.linear(x, weight, bias)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     out = torch.empty((*x.shape[:-1], count), dtype=x.dtype)
     _function()(native.DTYPES[x.dtype], rows.data_ptr(), rows.stride(0), weight.data_ptr(),
-                None if bias is None else bias.contiguous().data_ptr(), weight.stride(0), out.data_ptr(), count,
-                rows.shape[0], count, size)
+                None if bias is None else bias.contiguous().data_ptr(), out.data_ptr(), rows.shape[0], count, size)
     return out

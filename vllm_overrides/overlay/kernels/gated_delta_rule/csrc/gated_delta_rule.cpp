@@ -2,9 +2,8 @@
 //
 // Both forms walk over columns of the state [K, V]: columns do not mix, so a panel of PANEL columns goes through a whole chunk, from the read of
 // the state to its update, inside the first cache. A chunk's triangular system is solved by substitution on its right-hand side.
-#include <cstdlib>
 #include <memory>
-#include "../../csrc/vec.h"
+#include "../../csrc/buffer.h"
 
 // GCC 12 says it of its own header for AVX-512, where a template reads float16.
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -37,11 +36,7 @@ template <class T> struct Step {
 };
 
 // Lines of an odd number of 64 bytes: a column of them is spread over all sets of a cache.
-int64_t line(int64_t size) { return ((size + 15) / 16 | 1) * 16; }
-
-struct Free { void operator()(float* data) const { std::free(data); } };
-typedef std::unique_ptr<float[], Free> Buffer;
-Buffer buffer(int64_t size) { return Buffer((float*)std::aligned_alloc(64, size_t((size + 15) / 16 * 64))); }
+int64_t line(int64_t size) { return (rounded_up(size, 16) / 16 | 1) * 16; }
 
 // x / sqrt(sum(x^2) + 1e-6) * scale.
 template <class T> void normalise(const T* x, float* to, int64_t size, float scale) {
@@ -149,10 +144,10 @@ template <class T> class Chunks {
 public:
     explicit Chunks(const Step<T>& of)
         : step(of), key(of.key), panels((of.value + PANEL - 1) / PANEL), keys(line(of.key)), square(line(CHUNK)),
-          state(buffer(panels * key * PANEL)), q(buffer(CHUNK * keys)), k(buffer(CHUNK * keys)),
-          turned(buffer((CHUNK + PANEL) * key)), system(buffer(CHUNK * square)), attention(buffer(CHUNK * square)),
-          decay(buffer(CHUNK * square)), sums(buffer(square)), written(buffer(CHUNK * PANEL)), weighted(buffer(CHUNK * PANEL)),
-          inner(buffer(key * PANEL)) {}
+          state(panels * key * PANEL), q(CHUNK * keys), k(CHUNK * keys),
+          turned((CHUNK + PANEL) * key), system(CHUNK * square), attention(CHUNK * square),
+          decay(CHUNK * square), sums(square), written(CHUNK * PANEL), weighted(CHUNK * PANEL),
+          inner(key * PANEL) {}
 
     void run(int64_t row, int64_t head) {
         float* stored = step.state(step.slots[row], head);
@@ -173,7 +168,7 @@ public:
     }
 
 private:
-    float* panel(int64_t p) { return state.get() + p * key * PANEL; }
+    float* panel(int64_t p) { return state.at + p * key * PANEL; }
 
     // A panel of a state, [K, PANEL], to its columns of [K, V].
     void leave(const float* from, float* to, int64_t p) {
@@ -185,14 +180,14 @@ private:
 
     void chunk(int64_t row, int64_t head, int64_t first, int64_t before, int64_t size) {
         read(head, first, size);
-        triangle(k.get(), beta, system.get(), size);
-        triangle(q.get(), nullptr, attention.get(), size);
+        triangle(k.at, beta, system.at, size);
+        triangle(q.at, nullptr, attention.at, size);
         for (int64_t p = 0; p < panels; p++) {
             columns(head, first, size, p);
             step.each_capture(row, [&](int64_t offset, int64_t slot) {
                 if (offset <= before || offset >= before + size) return;
-                advance(panel(p), inner.get(), offset - before);
-                leave(inner.get(), step.state(slot, head), p);
+                advance(panel(p), inner.at, offset - before);
+                leave(inner.at, step.state(slot, head), p);
             });
             advance(panel(p), panel(p), size);
             step.each_capture(row, [&](int64_t offset, int64_t slot) {
@@ -206,8 +201,8 @@ private:
         const int64_t key_head = head / (step.heads / step.key_heads);
         float running = 0;
         for (int64_t t = 0; t < size; t++) {
-            float *to = k.get() + t * keys, *lane = turned.get() + t / PANEL * key * PANEL + t % PANEL;
-            normalise(step.q.row(first + t, key_head), q.get() + t * keys, key, 1.0f / std::sqrt(float(key)));
+            float *to = k.at + t * keys, *lane = turned.at + t / PANEL * key * PANEL + t % PANEL;
+            normalise(step.q.row(first + t, key_head), q.at + t * keys, key, 1.0f / std::sqrt(float(key)));
             normalise(step.k.row(first + t, key_head), to, key, 1.0f);
             for (int64_t i = 0; i < key; i++) lane[i * PANEL] = to[i];
             beta[t] = step.beta[(first + t) * step.heads + head];
@@ -227,10 +222,10 @@ private:
             const float g = step.g[(first + i) * step.heads + head];
             for (int64_t j = 0; j < CHUNK; j += W) {
                 vi place = lanes + int32_t(j);
-                vf total = i ? load(sums.get() + j) : vf{};
+                vf total = i ? load(sums.at + j) : vf{};
                 total = choose(place < int32_t(i), total + g, total);
-                store(sums.get() + j, total);
-                store(decay.get() + i * square + j, j > i ? vf{} : choose(place <= int32_t(i), exp(total), vf{}));
+                store(sums.at + j, total);
+                store(decay.at + i * square + j, j > i ? vf{} : choose(place <= int32_t(i), exp(total), vf{}));
             }
         }
     }
@@ -241,11 +236,11 @@ private:
             constexpr int M = decltype(of)::value;
             for (int64_t j = 0; j < m + M; j += PANEL) {
                 vf found[M][2]{};
-                product<M>(rows + m * keys, keys, 1, turned.get() + j * key, key, found);
+                product<M>(rows + m * keys, keys, 1, turned.at + j * key, key, found);
                 for (int r = 0; r < M; r++)
                     for (int n = 0; n < 2; n++) {
                         const int64_t at = (m + r) * square + j + n * W;
-                        vf x = found[r][n] * load(decay.get() + at);
+                        vf x = found[r][n] * load(decay.at + at);
                         store(to + at, factor ? x * factor[m + r] : x);
                     }
             }
@@ -259,25 +254,25 @@ private:
         blocks(size, [&](int64_t m, auto of) {
             constexpr int M = decltype(of)::value;
             vf wanted[M][2]{}, known[M][2]{};
-            product<M>(k.get() + m * keys, keys, 1, before, key, wanted);
+            product<M>(k.at + m * keys, keys, 1, before, key, wanted);
             for (int r = 0; r < M; r++) {
                 vf v[2];
                 load_columns(step.v.row(first + m + r, head) + p * PANEL, left, v);
                 for (int n = 0; n < 2; n++) wanted[r][n] = beta[m + r] * (v[n] - since_start[m + r] * wanted[r][n]);
             }
-            product<M>(system.get() + m * square, square, 1, written.get(), m, known);
+            product<M>(system.at + m * square, square, 1, written.at, m, known);
             for (int r = 0; r < M; r++)
                 for (int n = 0; n < 2; n++) {
                     vf x = wanted[r][n] - known[r][n];
                     for (int s = 0; s < r; s++) x -= system[(m + r) * square + m + s] * wanted[s][n];
                     wanted[r][n] = x;
-                    store(written.get() + (m + r) * PANEL + n * W, x);
+                    store(written.at + (m + r) * PANEL + n * W, x);
                 }
             vf found[M][2]{};
-            product<M>(q.get() + m * keys, keys, 1, before, key, found);
+            product<M>(q.at + m * keys, keys, 1, before, key, found);
             for (int r = 0; r < M; r++)
                 for (int n = 0; n < 2; n++) found[r][n] *= since_start[m + r];
-            product<M>(attention.get() + m * square, square, 1, written.get(), m + M, found);
+            product<M>(attention.at + m * square, square, 1, written.at, m + M, found);
             for (int r = 0; r < M; r++)
                 store_columns(step.out + ((first + m + r) * step.heads + head) * value + p * PANEL, left, found[r]);
         });
@@ -285,16 +280,16 @@ private:
 
     // The panel `from` of the state before the chunk -> the one after `count` of its tokens.
     void advance(const float* from, float* to, int64_t count) {
-        const float *rest = decay.get() + (count - 1) * square, carried = since_start[count - 1];
+        const float *rest = decay.at + (count - 1) * square, carried = since_start[count - 1];
         for (int64_t t = 0; t < count; t++)
             for (int n = 0; n < 2; n++)
-                store(weighted.get() + t * PANEL + n * W, load(written.get() + t * PANEL + n * W) * rest[t]);
+                store(weighted.at + t * PANEL + n * W, load(written.at + t * PANEL + n * W) * rest[t]);
         blocks(key, [&](int64_t m, auto of) {
             constexpr int M = decltype(of)::value;
             vf total[M][2];
             for (int r = 0; r < M; r++)
                 for (int n = 0; n < 2; n++) total[r][n] = load(from + (m + r) * PANEL + n * W) * carried;
-            product<M>(k.get() + m, 1, keys, weighted.get(), count, total);
+            product<M>(k.at + m, 1, keys, weighted.at, count, total);
             for (int r = 0; r < M; r++)
                 for (int n = 0; n < 2; n++) store(to + (m + r) * PANEL + n * W, total[r][n]);
         });
@@ -306,12 +301,12 @@ template <class T> void run(const Step<T>& step) {
     if (!items) return;
     const int64_t work = 3 * step.key * step.value * step.starts[step.rows] / step.rows;
     parallel(items, work, [&](int64_t first, int64_t last) {
-        Buffer q = buffer(step.key), k = buffer(step.key);
+        Buffer q(step.key), k(step.key);
         std::unique_ptr<Chunks<T>> chunks;
         // Heads outside, so that every thread gets its part of a long row.
         for (int64_t item = first; item < last; item++) {
             const int64_t row = item % step.rows, head = item / step.rows, length = step.starts[row + 1] - step.starts[row];
-            if (length == 1) one_token(step, row, head, q.get(), k.get());
+            if (length == 1) one_token(step, row, head, q.at, k.at);
             if (length <= 1) continue;
             if (!chunks) chunks = std::make_unique<Chunks<T>>(step);
             chunks->run(row, head);

@@ -8,12 +8,10 @@ namespace {
 
 constexpr int64_t PAIRS = 1024;  // of a token and an expert, whose inner values are kept at a time
 
-int64_t padded(int64_t size) { return (size + 15) / 16 * 16; }
-
 template <class T> void route(const T* logits, int64_t stride, int64_t tokens, int64_t count, int64_t top_k, bool renormalize, float* weights,
                               int64_t* ids) {
     parallel(tokens, 20 * count, [=](int64_t first, int64_t last) {
-        std::vector<float> exps(padded(count));
+        std::vector<float> exps(rounded_up(count, W));
         for (int64_t t = first; t < last; t++) {
             const T* row = logits + t * stride;
             const float low = -INFINITY;
@@ -64,23 +62,15 @@ template <class T> struct Experts {
     T* out;
     std::vector<Group> groups;
     std::vector<Pair> pairs;
-    std::unique_ptr<float[]> inputs, total, gates, ups;
+    std::unique_ptr<Inputs> inputs;
+    std::unique_ptr<float[]> total, gates, ups;
     std::vector<const float*> in, between;
     float* sums;
 
-    // x in float32, with zeros to a whole vector.
+    // x in float32.
     void convert() {
-        int64_t wide = padded(hidden);
-        inputs.reset(new float[tokens * wide]);
-        parallel(tokens, hidden, [&](int64_t first, int64_t last) {
-            for (int64_t t = first; t < last; t++) {
-                float* to = inputs.get() + t * wide;
-                int64_t at = 0;
-                for (; at + W <= hidden; at += W) store(to + at, load(x + t * stride + at));
-                for (; at < wide; at++) to[at] = at < hidden ? get(x[t * stride + at]) : 0.0f;
-            }
-        });
-        for (const Pair& pair : pairs) in.push_back(inputs.get() + pair.token * wide);
+        inputs = std::make_unique<Inputs>(x, stride, tokens, hidden);
+        for (const Pair& pair : pairs) in.push_back(inputs->rows[pair.token]);
     }
 
     // SiLU(gate) * up of the groups [begin, end), whose pairs start at `base`. A thread takes neighbouring rows of W13; how many depends on the
@@ -88,7 +78,7 @@ template <class T> struct Experts {
     void first_product(size_t begin, size_t end, int64_t base) {
         std::vector<int64_t> cost(1);
         for (size_t g = begin; g < end; g++) cost.push_back(cost.back() + inner * (2 + groups[g].last - groups[g].first));
-        int64_t wide = padded(inner);
+        int64_t wide = rounded_up(inner, W);
         parallel(cost.back(), 2 * hidden, [&](int64_t from, int64_t to) {
             for (size_t g = begin; g < end; g++) {
                 const Group& group = groups[g];
@@ -146,7 +136,7 @@ template <class T> struct Experts {
             most = std::max(most, groups[g].last - groups[parts.back()].first);
         }
         parts.push_back(groups.size());
-        int64_t wide = padded(inner);
+        int64_t wide = rounded_up(inner, W);
         gates.reset(new float[most * wide]);
         ups.reset(new float[most * wide]);
         for (int64_t p = 0; p < most; p++) {

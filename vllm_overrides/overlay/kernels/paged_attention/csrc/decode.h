@@ -2,27 +2,15 @@
 // their results are combined in the order of the tiles, whoever computed them, so that the numbers do not depend on the threads.
 #pragma once
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 #include <vector>
-#include "../../csrc/vec.h"
+#include "../../csrc/buffer.h"
 
 namespace {
 
 constexpr int64_t TILE = 512;
 // Positions whose values stay in the first-level cache while every head uses them.
 constexpr int64_t STRIPE = 32;
-
-int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
-
-struct Buffer {
-    float* at;
-    explicit Buffer(int64_t floats) : at((float*)std::aligned_alloc(64, rounded_up(4 * floats + 1, 64))) {
-        if (!at) std::abort();
-    }
-    Buffer(Buffer&& other) : at(std::exchange(other.at, nullptr)) {}
-    ~Buffer() { std::free(at); }
-};
 
 // The pages of a cache [blocks, block_size, kv_heads, size] and the rows' tables of them.
 struct Pages {

@@ -14,12 +14,6 @@ template <class From, class To> void copy_row(const From* from, To* to, int64_t 
     }
 }
 
-template <class T> void read_query(const T* from, float scale, int64_t size, float* to) {
-    int64_t d = 0;
-    for (; d + W <= size; d += W) store(to + d, load(from + d) * scale);
-    if (d < size) store(to + d, load_part(from + d, int(size - d)) * scale);
-}
-
 template <class T> void write_result(const float* mixed, float total, int64_t size, T* to) {
     int64_t d = 0;
     for (; d + W <= size; d += W) store(to + d, load(mixed + d) / total);
@@ -72,7 +66,7 @@ API void paged_attention(int dtype, int cache_dtype, const void* q, void* out, c
         seen.push_back(lengths[row]);
     }
     auto read = [=](int64_t token, int64_t head, float* to) {
-        by_type(dtype, [=](auto* type) { read_query((decltype(type))q + (token * heads + head) * size, scale, size, to); });
+        by_type(dtype, [=](auto* type) { widen((decltype(type))q + (token * heads + head) * size, size, to, scale); });
     };
     auto write = [=](int64_t token, int64_t head, const float* mixed, float total) {
         by_type(dtype, [=](auto* type) { write_result(mixed, total, size, (decltype(type))out + (token * heads + head) * size); });
