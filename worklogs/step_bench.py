@@ -36,6 +36,8 @@ class ArmError(Exception):
 def engine(options: argparse.Namespace) -> dict[str, Any]:
     """What one engine measures, in this process: its back ends, seconds per step by batch and per prefill by length."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # Its report asks a child process for the processor's features, on a core that the first steps need.
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
     from vllm import LLM, SamplingParams
     from vllm.overlay.kernels.backend import choose_all
     longest = max([CONTEXT + options.steps + WARM_UP + 8, *(length + 8 for length in options.prefill)])

@@ -84,12 +84,39 @@ def _library() -> ctypes.CDLL:
 
 
 def _share_openmp() -> None:
-    """Makes the OpenMP runtime that is loaded, torch's, visible to a library that names none."""
-    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
-    found = sorted(path for path in loaded if Path(path).name.startswith(("libgomp", "libiomp", "libomp")))
-    # Intel's has the same functions, and is first where somebody has preloaded it.
-    found.sort(key=lambda path: "libgomp" in Path(path).name)
-    ctypes.CDLL(found[0] if found else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+    """Makes the OpenMP runtime that torch calls visible to a library that names none.
+
+    Other packages (sentencepiece) load runtimes of their own. Theirs would have a second team of threads, which spins on
+    the cores that torch's team waits for.
+    """
+    ctypes.CDLL(_openmp_of_torch(), mode=ctypes.RTLD_GLOBAL)
+
+
+def _openmp_of_torch() -> str:
+    """The file of the OpenMP runtime that torch was linked with. (One that was preloaded comes before it everywhere.)
+
+    Raises:
+        OSError: torch's CPU library is not loaded, or was built without OpenMP.
+    """
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    torch_library = next((path for path in sorted(loaded) if Path(path).name == "libtorch_cpu.so"), None)
+    if torch_library is None:
+        raise OSError("libtorch_cpu.so is not among this process's libraries")
+    try:
+        # Searches this library and what it was linked with, nothing else.
+        symbol = ctypes.CDLL(torch_library).omp_get_max_threads
+    except AttributeError:
+        raise OSError(f"{torch_library} was built without OpenMP") from None
+    place = _Place()
+    if not ctypes.CDLL(None).dladdr(ctypes.cast(symbol, ctypes.c_void_p), ctypes.byref(place)):
+        raise OSError("dladdr does not know where omp_get_max_threads lies")
+    return os.fsdecode(place.file)
+
+
+class _Place(ctypes.Structure):
+    """Dl_info of dlfcn.h."""
+    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
+                ("address", ctypes.c_void_p))
 
 
 @cache
