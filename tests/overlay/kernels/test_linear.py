@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.overlay.kernels.helpers import runnable
-from vllm.overlay.kernels import linear
+from vllm.overlay.kernels import linear, native
 from vllm.overlay.kernels.linear import backends
 
 BACKENDS = [*runnable(backends), "reference"]
@@ -20,7 +20,8 @@ def made(rows, count, size, dtype, bias=False):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rows, count, size", [(1, 1, 1), (1, 130, 257), (2, 5, 31), (3, 64, 16), (16, 33, 40),
-                                               (17, 9, 24), (65, 12, 20), (0, 8, 8)])
+                                               (17, 9, 24), (65, 12, 20), (0, 8, 8),
+                                               (20, 131, 520), (25, 33, 257), (31, 300, 7)])
 def test_against_the_reference(backend, dtype, rows, count, size):
     x, weight, bias = made(rows, count, size, dtype, bias=rows % 2 == 1)
     truth = backends.load("reference").linear(x, weight, bias)
@@ -48,14 +49,17 @@ def test_rows_apart_and_other_shapes(backend, dtype):
 @pytest.mark.skipif("native" not in BACKENDS, reason="no compiled operators here")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_neither_batch_nor_threads_change_a_row(dtype):
-    x, weight, _ = made(16, 4000, 300, dtype)
+    """Few rows are summed in one order, many in another."""
+    x, weight, _ = made(63, 4000, 300, dtype)
     module, threads = backends.load("native"), torch.get_num_threads()
-    together = module.linear(x, weight, None)
+    few, many = module.linear(x[:16], weight, None), module.linear(x, weight, None)
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            for rows in (1, 2, 5, 16):
-                assert torch.equal(module.linear(x[:rows], weight, None), together[:rows]), (count, rows)
+            for rows in (1, 2, 3, 4, 5, 6, 7, 9, 16):
+                assert torch.equal(module.linear(x[:rows], weight, None), few[:rows]), (count, rows)
+            for rows in () if native.library_multiplies(dtype) else (20, 24, 25, 63):
+                assert torch.equal(module.linear(x[:rows], weight, None), many[:rows]), (count, rows)
     finally:
         torch.set_num_threads(threads)
 

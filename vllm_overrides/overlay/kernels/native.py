@@ -59,10 +59,11 @@ def isa() -> str:
 
 
 def library_multiplies(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's library (oneDNN) multiplies matrices of this type with the processor's own arithmetic; else it
-    converts, or takes a plain loop."""
-    needed = {torch.bfloat16: {"avx512_bf16", "amx_bf16"}, torch.float16: {"avx512_fp16", "amx_fp16"}}
-    return dtype == torch.float32 or bool(needed[dtype] & _processor_flags())
+    """Whether products of many rows are left to PyTorch's library (oneDNN, MKL): where the processor has arithmetic of
+    this type that ours does not use. With AVX2 ours are faster in every type (linear/README.md)."""
+    needed = {torch.float32: {"avx512f"}, torch.bfloat16: {"avx512_bf16", "amx_bf16"},
+              torch.float16: {"avx512_fp16", "amx_fp16"}}
+    return bool(needed[dtype] & _processor_flags())
 
 
 def function(name: str, signature: str) -> Callable[..., None]:

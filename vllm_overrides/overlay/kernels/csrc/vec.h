@@ -69,7 +69,7 @@ INLINE void put(f16* to, float x) {
 
 // --- W numbers; pointers need no alignment
 
-INLINE vf all(float x) { return vf{} + x; }
+INLINE vf all(float x) { return x - vf{}; }  // x + 0 would be an addition: it is another number for -0
 INLINE vf load(const float* from) { vf x; std::memcpy(&x, from, sizeof x); return x; }
 INLINE vf load(const bf16* from) {
     vh half; std::memcpy(&half, from, sizeof half);

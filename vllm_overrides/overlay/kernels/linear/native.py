@@ -1,8 +1,8 @@
 """Products of few rows in compiled code (csrc/linear.cpp), which reads every weight once; of many by PyTorch's library,
 where the processor has arithmetic of the type.
 
-Few rows wait for the weights to come from memory, whatever the arithmetic costs. Every element is summed in one order,
-which depends neither on the other rows nor on the threads.
+Every element is summed in one order, which does not depend on the threads; up to 19 rows it is one order and from 20 on
+another (csrc/products.h), so the other rows decide by their number only.
 """
 import sys
 from functools import cache
@@ -14,8 +14,7 @@ from vllm.overlay.kernels.linear import torch_impl
 
 unavailable, for_this_platform = native.unavailable, native.for_this_platform
 
-# Rows up to which this is used where the library has arithmetic of the type. Where it has none it is four times slower
-# at any number of rows (measured with AVX2 and bfloat16).
+# Rows up to which this is used where the library has arithmetic of the type; not measured yet on such a processor.
 _FEW = 16
 
 

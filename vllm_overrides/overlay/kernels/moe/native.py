@@ -33,7 +33,8 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
             ids: torch.Tensor) -> torch.Tensor:
-    """See the package's `experts`. What is computed here has the same bits in any batch and on any number of threads.
+    """See the package's `experts`. What is computed here has the same bits on any number of threads, and in any batch
+    that gives no expert more than 19 tokens.
 
     Raises:
         ValueError: types that do not fit together. IndexError: an id that is no expert's.

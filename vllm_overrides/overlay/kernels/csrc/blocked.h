@@ -1,0 +1,104 @@
+// Products of many rows of float32 with many rows of weights of any type: what counts is the arithmetic. The weights are turned, as float32, into
+// panels that stay in the second-level cache, and every number that is loaded from there meets TALL rows of x. (Goto and van de Geijn, "Anatomy of
+// High-Performance Matrix Multiplication", 2008.)
+#pragma once
+#include "buffer.h"
+
+constexpr int TALL = W == 16 ? 12 : 6;  // rows of x at a time: with two vectors each, as many sums as there are registers for
+constexpr int PANEL = 2 * W;            // rows of the weights that a panel has, side by side
+constexpr int64_t DEPTH = 256;          // of the sum, at a time: a panel fills half of a first-level cache, or all of a larger one's half
+constexpr int64_t BREADTH = 128;        // rows of the weights at a time
+
+// Turns W vectors of W numbers, by squares of half the size.
+template <int half = W / 2> INLINE void turn(vf* x) {
+    if constexpr (half > 0) {
+        vi first, second;
+        for (int lane = 0; lane < W; lane++) {
+            first[lane] = lane & half ? W + lane - half : lane;
+            second[lane] = lane & half ? W + lane : lane + half;
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < W; row++)
+            if (!(row & half)) {
+                const vf low = x[row], high = x[row + half];
+                x[row] = __builtin_shuffle(low, high, first);
+                x[row + half] = __builtin_shuffle(low, high, second);
+            }
+        turn<half / 2>(x);
+    }
+}
+
+// to[k][PANEL] = weights[.][k] for `depth` k of up to PANEL rows; zeros where there is no row.
+template <class T> void turned_panel(const T* weights, int64_t size, int rows, int64_t depth, float* to) {
+    for (int part = 0; part < PANEL; part += W)
+        for (int64_t k = 0; k < depth; k += W) {
+            vf x[W];
+            const int many = int(depth - k < W ? depth - k : W);
+            const T* from = weights + part * size + k;
+            if (many == W && part + W <= rows) {
+#pragma GCC unroll 16
+                for (int row = 0; row < W; row++) x[row] = load(from + row * size);
+                turn(x);
+#pragma GCC unroll 16
+                for (int row = 0; row < W; row++) store(to + (k + row) * PANEL + part, x[row]);
+            } else {
+                for (int row = 0; row < W; row++) x[row] = part + row < rows ? load_part(from + row * size, many) : vf{};
+                turn(x);
+                for (int row = 0; row < many; row++) store(to + (k + row) * PANEL + part, x[row]);
+            }
+        }
+}
+
+// sums [N][.., PANEL] (rows `apart`) += xs [N][depth] times a panel; from zero where `begins`.
+template <int N> INLINE void tile(const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums, int64_t apart, bool begins) {
+    vf total[N][2];
+    const float* x[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; n++) {
+        x[n] = xs[n] + start;
+        total[n][0] = begins ? vf{} : load(sums + n * apart);
+        total[n][1] = begins ? vf{} : load(sums + n * apart + W);
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        const vf left = load(panel + k * PANEL), right = load(panel + k * PANEL + W);
+#pragma GCC unroll 16
+        for (int n = 0; n < N; n++) {
+            const vf one = all(x[n][k]);
+            total[n][0] += left * one;
+            total[n][1] += right * one;
+        }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < N; n++) {
+        store(sums + n * apart, total[n][0]);
+        store(sums + n * apart + W, total[n][1]);
+    }
+}
+
+template <int N = TALL> INLINE void some_tile(int count, const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums,
+                                              int64_t apart, bool begins) {
+    if constexpr (N > 0) {
+        if (count == N) return tile<N>(xs, start, depth, panel, sums, apart, begins);
+        some_tile<N - 1>(count, xs, start, depth, panel, sums, apart, begins);
+    }
+}
+
+// As each_product of products.h. Each product is summed in the order of k, whatever else is computed.
+template <class T, class F> void each_product_of_many(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
+                                                      int64_t columns, F take) {
+    const Buffer panels(BREADTH * DEPTH), sums(columns * BREADTH);
+    for (int64_t begin = first; begin < last; begin += BREADTH) {
+        const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
+        for (int64_t start = 0; start < size; start += DEPTH) {
+            const int64_t depth = size - start < DEPTH ? size - start : DEPTH;
+            for (int64_t row = 0; row < rows; row += PANEL)
+                turned_panel(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth, &panels[row * DEPTH]);
+            for (int64_t column = 0; column < columns; column += TALL)
+                for (int64_t row = 0; row < rows; row += PANEL)
+                    some_tile(int(columns - column < TALL ? columns - column : TALL), xs + column, start, depth, &panels[row * DEPTH],
+                              &sums[column * BREADTH + row], BREADTH, start == 0);
+        }
+        for (int64_t column = 0; column < columns; column++)
+            for (int64_t row = 0; row < rows; row++) take(column, begin + row, sums[column * BREADTH + row]);
+    }
+}
