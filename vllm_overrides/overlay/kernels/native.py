@@ -87,8 +87,8 @@ def _library() -> ctypes.CDLL:
 def _share_openmp() -> None:
     """Makes the OpenMP runtime that torch calls visible to a library that names none.
 
-    Other packages (sentencepiece) load runtimes of their own. Theirs would have a second team of threads, which spins on
-    the cores that torch's team waits for.
+    Other packages (sentencepiece) load runtimes of their own. One of theirs would have a second team of threads, which
+    spins on the cores that torch's team waits for.
     """
     ctypes.CDLL(_openmp_of_torch(), mode=ctypes.RTLD_GLOBAL)
 
