@@ -2,11 +2,12 @@
 import pytest
 import torch
 
-from tests.overlay.kernels.helpers import DTYPES, assert_close
+from tests.overlay.kernels.helpers import DTYPES, assert_close, runnable
 from vllm.overlay.kernels import int8_weights as op
 from vllm.overlay.kernels.int8_weights import torch_impl
 
 REFERENCE = op.backends.load("reference")
+BACKENDS = runnable(op.backends)
 # Restored weights and the result are rounded to the dtype.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
 
@@ -46,36 +47,69 @@ def test_rows_of_zeros_and_rows_that_are_not_finite():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tokens, rows, columns, bias", [(1, 3, 5, False), (4, 70, 33, True), (0, 4, 8, True),
-                                                         (9, 64, 128, False)])
-def test_products_equal_the_reference_in_any_tiles(tokens, rows, columns, bias, dtype, monkeypatch):
+                                                         (9, 64, 128, False), (23, 130, 300, True)])
+def test_products_equal_the_reference(tokens, rows, columns, bias, backend, dtype):
+    """Rows with NaN between them, which must not be read."""
     values, scale = op.quantise(normal(3, rows, columns) * columns**-0.5)
-    x = normal(4, tokens, columns).to(dtype)
+    wide = torch.full((tokens, columns + 3), float("nan"), dtype=dtype)
+    wide[:, 1:-2] = normal(4, tokens, columns).to(dtype)
     added = normal(5, rows).to(dtype) if bias else None
+    got = op.backends.load(backend).int8_linear(wide[:, 1:-2], values, scale, added)
+    assert got.dtype == dtype
+    assert_close(got, REFERENCE.int8_linear(wide[:, 1:-2], values, scale, added), TOLERANCE[dtype], backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiles_change_nothing(dtype, monkeypatch):
+    values, scale = op.quantise(normal(3, 70, 33) * 33**-0.5)
+    x, added = normal(4, 4, 33).to(dtype), normal(5, 70).to(dtype)
     right = REFERENCE.int8_linear(x, values, scale, added)
-    for tile in (1 << 20, 16 * columns, 1):
+    for tile in (1 << 20, 16 * 33, 1):
         monkeypatch.setattr(torch_impl, "_TILE_CPU", tile)
-        got = op.int8_linear(x, values, scale, added)
-        assert got.dtype == dtype
-        assert_close(got, right, TOLERANCE[dtype], f"tiles of {tile}")
+        assert_close(torch_impl.int8_linear(x, values, scale, added), right, TOLERANCE[dtype], f"tiles of {tile}")
+
+
+def experts_case(tokens, dtype=torch.float32):
+    """Nobody chooses expert 4, whose scales are NaN."""
+    w13, s13 = op.quantise(normal(6, 5, 34, 16) / 4)
+    w2, s2 = op.quantise(normal(7, 5, 16, 17) / 2)
+    x, weights = normal(8, tokens, 16).to(dtype), torch.rand(tokens, 2, generator=torch.Generator().manual_seed(10))
+    ids = torch.randint(0, 4, (tokens, 2), generator=torch.Generator().manual_seed(9))
+    s13[4], s2[4] = float("nan"), float("nan")
+    return x, w13, s13, w2, s2, weights, ids
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tokens", [0, 1, 7, 90])
+def test_experts_equal_the_reference(tokens, backend, dtype):
+    case = experts_case(tokens, dtype)
+    got = op.backends.load(backend).int8_experts(*case)
+    assert_close(got, REFERENCE.int8_experts(*case), TOLERANCE[dtype], backend)
 
 
 @pytest.mark.parametrize("path", ["experts_grouped", "experts_gathered"])
-def test_both_paths_of_the_experts_equal_the_reference(path, monkeypatch):
-    w13, s13 = op.quantise(normal(6, 5, 12, 16) / 4)
-    w2, s2 = op.quantise(normal(7, 5, 16, 6) / 2)
-    x, weights = normal(8, 7, 16), torch.rand(7, 2)
-    ids = torch.randint(0, 4, (7, 2), generator=torch.Generator().manual_seed(9))
-    # Nobody chooses expert 4.
-    s13[4], s2[4] = float("nan"), float("nan")
+def test_both_paths_of_torchs_experts_equal_the_reference(path, monkeypatch):
+    case = experts_case(7)
     monkeypatch.setattr(torch_impl.moe, "experts", getattr(torch_impl.moe, path))
-    assert_close(op.int8_experts(x, w13, s13, w2, s2, weights, ids),
-                 REFERENCE.int8_experts(x, w13, s13, w2, s2, weights, ids), 2e-6, path)
+    assert_close(torch_impl.int8_experts(*case), REFERENCE.int8_experts(*case), 2e-6, path)
 
 
-def test_float16_does_not_overflow_in_between():
+@pytest.mark.skipif("native" not in BACKENDS, reason="no compiled operators here")
+def test_native_refuses_an_expert_that_is_none():
+    *case, ids = experts_case(3)
+    ids[2, 1] = 5
+    with pytest.raises(IndexError, match="none of 5 experts"):
+        op.backends.load("native").int8_experts(*case, ids)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float16_does_not_overflow_in_between(backend):
     values, scale = op.quantise(torch.full((1, 4096), 0.02))
-    y = op.int8_linear(torch.full((1, 4096), 8.0, dtype=torch.float16), values, scale)
+    y = op.backends.load(backend).int8_linear(torch.full((1, 4096), 8.0, dtype=torch.float16), values,
+                                            scale, None)
     assert abs(y.item() - 4096 * 8 * 0.02) < 1
 
 

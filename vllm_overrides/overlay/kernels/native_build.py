@@ -44,7 +44,7 @@ def isas() -> list[str]:
 
 def sources() -> list[Path]:
     """The files that are compiled."""
-    return sorted(KERNELS.glob("*/csrc/*.cpp"))
+    return sorted([*KERNELS.glob("csrc/*.cpp"), *KERNELS.glob("*/csrc/*.cpp")])
 
 
 def digest() -> str:

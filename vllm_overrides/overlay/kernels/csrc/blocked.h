@@ -84,8 +84,8 @@ template <int N = TALL> INLINE void some_tile(int count, const float* const* xs,
 }
 
 // As each_product of products.h. Each product is summed in the order of k, whatever else is computed.
-template <class T, class F> void each_product_of_many(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                                      int64_t columns, F take) {
+template <class T> void each_product_of_many(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
+                                             float* out, int64_t apart) {
     const Buffer panels(BREADTH * DEPTH), sums(columns * BREADTH);
     for (int64_t begin = first; begin < last; begin += BREADTH) {
         const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
@@ -99,6 +99,6 @@ template <class T, class F> void each_product_of_many(const T* weights, int64_t 
                               &sums[column * BREADTH + row], BREADTH, start == 0);
         }
         for (int64_t column = 0; column < columns; column++)
-            for (int64_t row = 0; row < rows; row++) take(column, begin + row, sums[column * BREADTH + row]);
+            std::memcpy(out + column * apart + begin - first, &sums[column * BREADTH], rows * sizeof(float));
     }
 }

@@ -23,3 +23,10 @@ template <class T> void widen(const T* from, int64_t size, float* to, float scal
     for (; at + W <= size; at += W) store(to + at, load(from + at) * scale);
     if (at < size) store(to + at, load_part(from + at, int(size - at)) * scale);
 }
+
+// Back to a type.
+template <class T> void narrow(const float* from, int64_t size, T* to) {
+    int64_t at = 0;
+    for (; at + W <= size; at += W) store(to + at, load(from + at));
+    for (; at < size; at++) put(to + at, from[at]);
+}

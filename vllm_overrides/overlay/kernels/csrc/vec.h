@@ -24,10 +24,12 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef int8_t vb __attribute__((vector_size(W)));
 
-// Two bytes each; the arithmetic is float32.
+// The arithmetic is float32. i8: of weights, which are multiplied by a scale later.
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
+struct i8 { int8_t number; };
 
 // --- one number
 
@@ -35,6 +37,7 @@ INLINE float as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); retur
 INLINE uint32_t as_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
 
 INLINE float get(float x) { return x; }
+INLINE float get(i8 x) { return x.number; }
 INLINE float get(bf16 x) { return as_float(uint32_t(x.bits) << 16); }
 INLINE float get(f16 x) {
 #if defined(__F16C__)
@@ -83,6 +86,10 @@ INLINE vf load(const f16* from) {
 #else
     vf x; for (int lane = 0; lane < W; lane++) x[lane] = get(from[lane]); return x;
 #endif
+}
+INLINE vf load(const i8* from) {
+    vb number; std::memcpy(&number, from, sizeof number);
+    return __builtin_convertvector(__builtin_convertvector(number, vi), vf);
 }
 INLINE void store(float* to, vf x) { std::memcpy(to, &x, sizeof x); }
 INLINE void store(bf16* to, vf x) {

@@ -6,7 +6,8 @@ from vllm.overlay.kernels.int8_weights.quantise import quantise, quantise_into
 
 __all__ = ["backends", "int8_experts", "int8_linear", "quantise", "quantise_into"]
 
-backends = Backends("int8_weights", (("torch", "torch_impl"), ("reference", "reference")))
+backends = Backends("int8_weights",
+                    (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
 
 
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,

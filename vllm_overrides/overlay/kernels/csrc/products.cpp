@@ -1,0 +1,107 @@
+// Products of a few rows, for weights that are read once: what counts is the memory. Those of many are in blocked.h.
+#include "products.h"
+#include "blocked.h"
+
+namespace {
+
+constexpr int MOST_ROWS = 4;              // of the weights, at a time
+constexpr int COLUMNS = 6;                // rows of x, at a time
+constexpr int64_t MANY = 20;              // rows of x from which on turning the weights is worth its while
+// As many sums as there are registers for: a row of the weights costs a conversion, which many columns share.
+constexpr int rows_for(int64_t columns) { return W == 16 || columns <= 3 ? 4 : columns == 4 ? 3 : 2; }
+
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+
+INLINE v4 quarter(vf x) {
+    v4 part[W / 4];
+    std::memcpy(part, &x, sizeof x);
+    for (int width = W / 8; width > 0; width /= 2)
+        for (int at = 0; at < width; at++) part[at] += part[at + width];
+    return part[0];
+}
+
+// The sums of four vectors.
+INLINE v4 sums(v4 a, v4 b, v4 c, v4 d) {
+    v4 ab = __builtin_shuffle(a, b, i4{0, 4, 2, 6}) + __builtin_shuffle(a, b, i4{1, 5, 3, 7});
+    v4 cd = __builtin_shuffle(c, d, i4{0, 4, 2, 6}) + __builtin_shuffle(c, d, i4{1, 5, 3, 7});
+    return __builtin_shuffle(ab, cd, i4{0, 1, 4, 5}) + __builtin_shuffle(ab, cd, i4{2, 3, 6, 7});
+}
+
+// out[n][r] = the products of R rows with xs[n]. One sum per product and lane, in the order of k: a product does not depend on what else is
+// computed with it. `fetch`: ask for the R rows that follow.
+template <int R, int N, bool fetch, class T> INLINE void products(const T* const* rows, const float* const* xs, int64_t size, v4* out) {
+    constexpr int64_t line = 64 / sizeof(T) < W ? W : 64 / sizeof(T);
+    vf total[MOST_ROWS][N];
+#pragma GCC unroll 8
+    for (int row = 0; row < MOST_ROWS; row++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) total[row][n] = vf{};
+    auto add = [&](auto&& read, int64_t at) __attribute__((always_inline)) {
+        vf weight[R];
+#pragma GCC unroll 8
+        for (int row = 0; row < R; row++) weight[row] = read(rows[row] + at);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+            vf x = load(xs[n] + at);
+#pragma GCC unroll 8
+            for (int row = 0; row < R; row++) total[row][n] += weight[row] * x;
+        }
+    };
+    auto whole = [](const T* from) __attribute__((always_inline)) { return load(from); };
+    int64_t at = 0;
+    for (; at + line <= size; at += line) {
+        if (fetch)
+            for (int row = 0; row < R; row++) __builtin_prefetch(rows[row] + R * size + at);
+        for (int64_t k = at; k < at + line; k += W) add(whole, k);
+    }
+    for (; at + W <= size; at += W) add(whole, at);
+    if (at < size) add([=](const T* from) __attribute__((always_inline)) { return load_part(from, int(size - at)); }, at);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) out[n] = sums(quarter(total[0][n]), quarter(total[1][n]), quarter(total[2][n]), quarter(total[3][n]));
+}
+
+// Of `columns` columns, 1 <= columns <= N.
+template <int R, int N, bool fetch, class T> void some_products(int64_t columns, const T* const* rows, const float* const* xs, int64_t size, v4* out) {
+    if constexpr (N > 1)
+        if (columns < N) return some_products<R, N - 1, fetch>(columns, rows, xs, size, out);
+    products<R, N, fetch>(rows, xs, size, out);
+}
+
+// As each_product, R rows and at most N columns at a time.
+template <int R, int N, class T> void each_product_of_few(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
+                                                          int64_t columns, float* out, int64_t apart) {
+    for (int64_t row = first; row < last; row += R) {
+        const T* rows[R];  // at the end the last one again
+        int valid = int(last - row < R ? last - row : R);
+        for (int r = 0; r < R; r++) rows[r] = weights + (row + (r < valid ? r : valid - 1)) * size;
+        for (int64_t column = 0; column < columns; column += N) {
+            int64_t some = columns - column < N ? columns - column : N;
+            v4 found[N];
+            if (column == 0) some_products<R, N, true>(some, rows, xs + column, size, found);
+            else some_products<R, N, false>(some, rows, xs + column, size, found);
+            for (int n = 0; n < some; n++)
+                for (int r = 0; r < valid; r++) out[(column + n) * apart + row - first + r] = found[n][r];
+        }
+    }
+}
+
+}  // namespace
+
+template <class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
+                                     float* out, int64_t apart) {
+    if (columns >= MANY) return each_product_of_many(weights, first, last, size, xs, columns, out, apart);
+    // Columns in equal parts: 7 are 4 and 3, not 6 and 1, for which all weights would be converted once more.
+    const int64_t parts = (columns + COLUMNS - 1) / COLUMNS, each = parts ? (columns + parts - 1) / parts : 0;
+    switch (rows_for(each)) {
+        case 4: return each_product_of_few<4, W == 16 ? COLUMNS : 3>(weights, first, last, size, xs, columns, out, apart);
+        case 3: return each_product_of_few<3, 4>(weights, first, last, size, xs, columns, out, apart);
+        case 2: return each <= 5 ? each_product_of_few<2, 5>(weights, first, last, size, xs, columns, out, apart)
+                                 : each_product_of_few<2, 6>(weights, first, last, size, xs, columns, out, apart);
+    }
+}
+
+template void each_product(const float*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
+template void each_product(const bf16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
+template void each_product(const f16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
+template void each_product(const i8*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);

@@ -1,0 +1,147 @@
+// The routed experts: pairs of a token and an expert sorted by expert, so that the weights of each expert in use are read once.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <vector>
+#include "../../csrc/products.h"
+
+constexpr int64_t PAIRS = 1024;  // of a token and an expert, whose inner values are kept at a time
+
+// An expert in use and its pairs [first, last).
+struct Group { int64_t expert, first, last; };
+struct Pair { int64_t token; float weight; };
+
+// What moe_experts was called with.
+struct ExpertsCall {
+    int64_t tokens, top_k, count, hidden, inner;
+    const float* weights;
+    const int64_t* ids;
+};
+
+// V: the weights' type. scales13 [count, 2 inner] and scales2 [count, hidden], by which their rows are multiplied, or null.
+template <class V> struct Experts {
+    const V *w13, *w2;
+    const float *scales13, *scales2;
+    int64_t tokens, hidden, inner;
+    float* sums;  // [tokens, hidden]
+    std::function<void(int64_t, int64_t)> finish;  // called with columns whose sums are complete
+    std::vector<Group> groups;
+    std::vector<Pair> pairs;
+    std::unique_ptr<float[]> gates, ups;
+    std::vector<const float*> in, between;
+
+    // SiLU(gate) * up of the groups [begin, end), whose pairs start at `base`. A thread takes neighbouring rows of W13; how many depends on the
+    // groups' sizes, what a row gives does not.
+    void first_product(size_t begin, size_t end, int64_t base) {
+        std::vector<int64_t> cost(1);
+        for (size_t g = begin; g < end; g++) cost.push_back(cost.back() + inner * (2 + groups[g].last - groups[g].first));
+        int64_t wide = rounded_up(inner, W);
+        parallel(cost.back(), 2 * hidden, [&](int64_t from, int64_t to) {
+            for (size_t g = begin; g < end; g++) {
+                const Group& group = groups[g];
+                int64_t count = group.last - group.first, each = 2 + count, start = cost[g - begin];
+                auto row = [=](int64_t at) { return std::clamp((at - start + each - 1) / each, int64_t(0), inner); };
+                int64_t first = row(std::max(from, start)), last = row(std::max(to, start));
+                if (first >= last) continue;
+                for (int half = 0; half < 2; half++) {
+                    const int64_t place = group.expert * 2 * inner + half * inner;
+                    float* to = (half ? ups : gates).get() + (group.first - base) * wide + first;
+                    each_product(w13 + place * hidden, first, last, hidden, &in[group.first], count, to, wide);
+                    if (scales13)
+                        for (int64_t n = 0; n < count; n++)
+                            for (int64_t i = first; i < last; i++) to[n * wide + i - first] *= scales13[place + i];
+                }
+                for (int64_t n = 0; n < count; n++) {
+                    float *g = gates.get() + (group.first - base + n) * wide, *u = ups.get() + (group.first - base + n) * wide;
+                    int64_t i = first;
+                    for (; i + W <= last; i += W) store(g + i, silu(load(g + i)) * load(u + i));
+                    if (i < last) {
+                        int left = int(last - i);
+                        store_part(g + i, silu(load_part(g + i, left)) * load_part(u + i, left), left);
+                    }
+                }
+            }
+        });
+    }
+
+    // Adds W2 times that, in the order of the experts. A thread has columns of the result to itself.
+    void second_product(size_t begin, size_t end, int64_t base, bool begins, bool ends) {
+        parallel(hidden, inner * (groups[end - 1].last - base), [&](int64_t first, int64_t last) {
+            int64_t most = 0;
+            for (size_t g = begin; g < end; g++) most = std::max(most, groups[g].last - groups[g].first);
+            const Buffer found(most * (last - first));
+            if (begins)
+                for (int64_t t = 0; t < tokens; t++) std::fill(sums + t * hidden + first, sums + t * hidden + last, 0.0f);
+            for (size_t g = begin; g < end; g++) {
+                const Group& group = groups[g];
+                const Pair* pair = &pairs[group.first];
+                const int64_t place = group.expert * hidden, count = group.last - group.first, some = last - first;
+                each_product(w2 + place * inner, first, last, inner, &between[group.first - base], count, found.at, some);
+                for (int64_t n = 0; n < count; n++) {
+                    float *to = sums + pair[n].token * hidden + first, *from = &found[n * some];
+                    const float weight = pair[n].weight;
+                    if (scales2)
+                        for (int64_t i = 0; i < some; i++) from[i] *= scales2[place + first + i];
+                    for (int64_t i = 0; i < some; i++) to[i] += weight * from[i];
+                }
+            }
+            if (ends) finish(first, last);
+        });
+    }
+
+    void run() {
+        std::vector<size_t> parts(1);
+        int64_t most = 0;
+        for (size_t g = 0; g < groups.size(); g++) {
+            if (g > parts.back() && groups[g].last - groups[parts.back()].first > PAIRS) parts.push_back(g);
+            most = std::max(most, groups[g].last - groups[parts.back()].first);
+        }
+        parts.push_back(groups.size());
+        int64_t wide = rounded_up(inner, W);
+        gates.reset(new float[most * wide]);
+        ups.reset(new float[most * wide]);
+        for (int64_t p = 0; p < most; p++) {
+            between.push_back(gates.get() + p * wide);
+            std::fill(gates.get() + p * wide + inner, gates.get() + (p + 1) * wide, 0.0f);
+        }
+        for (size_t part = 0; part + 1 < parts.size(); part++) {
+            int64_t base = groups[parts[part]].first;
+            first_product(parts[part], parts[part + 1], base);
+            second_product(parts[part], parts[part + 1], base, part == 0, part + 2 == parts.size());
+        }
+    }
+};
+
+// False, and nothing done, where an id is none. x: [tokens, hidden], rows `stride` apart; out: [tokens, hidden].
+template <class T, class V> bool run_experts(const ExpertsCall& call, const T* x, int64_t stride, const V* w13, const float* scales13, const V* w2,
+                                             const float* scales2, T* out) {
+    const int64_t hidden = call.hidden, count = call.tokens * call.top_k;
+    std::vector<int64_t> start(call.count + 1);
+    for (int64_t p = 0; p < count; p++) {
+        if (call.ids[p] < 0 || call.ids[p] >= call.count) return false;
+        start[call.ids[p] + 1]++;
+    }
+    Experts<V> experts{w13, w2, scales13, scales2, call.tokens, hidden, call.inner, nullptr, {}, {}, std::vector<Pair>(count), {}, {}, {}, {}};
+    for (int64_t e = 0; e < call.count; e++) {
+        start[e + 1] += start[e];
+        if (start[e + 1] > start[e]) experts.groups.push_back({e, start[e], start[e + 1]});
+    }
+    for (int64_t p = 0; p < count; p++) experts.pairs[start[call.ids[p]]++] = {p / call.top_k, call.weights[p]};
+    if (experts.groups.empty() || hidden == 0) return true;
+    const Inputs inputs(x, stride, call.tokens, hidden);
+    for (const Pair& pair : experts.pairs) experts.in.push_back(inputs.rows[pair.token]);
+    const Buffer total(std::is_same<T, float>::value ? 0 : call.tokens * hidden);
+    if constexpr (std::is_same<T, float>::value) {
+        experts.sums = out;
+        experts.finish = [](int64_t, int64_t) {};
+    } else {
+        experts.sums = total.at;
+        experts.finish = [&](int64_t first, int64_t last) {
+            for (int64_t t = 0; t < call.tokens; t++) narrow(total.at + t * hidden + first, last - first, out + t * hidden + first);
+        };
+    }
+    experts.run();
+    return true;
+}
