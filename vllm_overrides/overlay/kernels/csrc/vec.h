@@ -87,9 +87,15 @@ INLINE vf load(const f16* from) {
     vf x; for (int lane = 0; lane < W; lane++) x[lane] = get(from[lane]); return x;
 #endif
 }
-INLINE vf load(const i8* from) {
+INLINE vf load(const i8* from) {  // GCC takes a vector of bytes apart to convert it
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__F16C__) && defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
     vb number; std::memcpy(&number, from, sizeof number);
     return __builtin_convertvector(__builtin_convertvector(number, vi), vf);
+#endif
 }
 INLINE void store(float* to, vf x) { std::memcpy(to, &x, sizeof x); }
 INLINE void store(bf16* to, vf x) {
