@@ -578,6 +578,7 @@ MODEL: tuple[Overlay, ...] = (
                  "model_executor/layers/linear.py:LinearMethodBase.apply",
                  "model_executor/layers/linear.py:UnquantizedLinearMethod",
                  "model_executor/layers/linear.py:UnquantizedLinearMethod.apply",
+                 "model_executor/layers/vocab_parallel_embedding.py:ParallelLMHead",
                  "model_executor/layers/vocab_parallel_embedding.py:UnquantizedEmbeddingMethod",
                  "model_executor/layers/vocab_parallel_embedding.py:UnquantizedEmbeddingMethod.apply",
                  "model_executor/layers/quantization/base_config.py:QuantizationConfig.from_config",

@@ -105,6 +105,19 @@ def test_the_gated_delta_net_is_quantised_when_asked(folder, monkeypatch):
                for name in ("in_proj_qkv", "in_proj_z", "out_proj"))
 
 
+def test_the_head_is_quantised_when_asked(folder, tensors, monkeypatch):
+    monkeypatch.setenv("VLLM_OVERLAY_INT8_HEAD", "1")
+    engine = make_engine(folder, quantization="int8_weight_only")
+    head = model_of(engine).lm_head
+    assert quantised_names(model_of(engine)) == EXPECTED | {"lm_head.weight"}
+    values, scale = quantise(tensors["lm_head.weight"])
+    rows = values.shape[0]
+    assert torch.equal(head.weight[:rows], values) and torch.equal(head.int8_scale[:rows], scale)
+    assert not head.weight[rows:].any() and not head.int8_scale[rows:].any()
+    assert int8_error.quantised("lm_head.weight") and not int8_error.quantised("model.embed_tokens.weight")
+    assert len(tiny_models.run(engine, [prompt(9)], tiny_models.greedy(3))) == 1
+
+
 def test_answers_are_those_of_the_restored_weights(engine, tensors, tmp_path):
     """Through the whole engine: an unquantised model of the weights that int8 stands for says the same."""
     changed = {}

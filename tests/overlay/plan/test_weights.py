@@ -9,7 +9,7 @@ import torch
 from tests.models.shapes import moe, text, vision
 from vllm.distributed import parallel_state_stock as parallel_state
 from vllm.model_executor.models import qwen3_5
-from vllm.overlay.model.int8 import LINEAR_ATTENTION_TOO, Int8WeightOnlyConfig
+from vllm.overlay.model.int8 import HEAD_TOO, LINEAR_ATTENTION_TOO, Int8WeightOnlyConfig
 from vllm.overlay.plan.sizes import Sizes
 from vllm.overlay.plan.weights import weight_parts
 from vllm.transformers_utils.configs.qwen3_5 import CONFIG_CLASSES
@@ -68,8 +68,9 @@ def bytes_of(model) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_byte_of_the_parameters(build, monkeypatch, name, ranks, quantised):
     config = config_of(*MODELS[name])
-    for dtype, mtp, linear in ((torch.float16, False, "0"), (torch.float32, True, "1")):
-        monkeypatch.setenv(LINEAR_ATTENTION_TOO, linear)
+    for dtype, mtp, more in ((torch.float16, False, "0"), (torch.float32, True, "1")):
+        monkeypatch.setenv(LINEAR_ATTENTION_TOO, more)
+        monkeypatch.setenv(HEAD_TOO, more)
         model = build(config, ranks, dtype, quantised, mtp)
         parts = weight_parts(config, ranks, dtype, "int8_weight_only" if quantised else None, mtp,
                              name.endswith("pictures"))

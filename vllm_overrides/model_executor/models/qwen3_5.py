@@ -459,7 +459,8 @@ class Qwen3_5ForCausalLM(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head: VocabParallelEmbedding = self.model.embed_tokens
         else:
-            self.lm_head = ParallelLMHead(self.text_config.vocab_size, self.text_config.hidden_size)
+            self.lm_head = ParallelLMHead(self.text_config.vocab_size, self.text_config.hidden_size,
+                                          quant_config=quant_config, prefix=int8.HEAD)
         self.logits_processor = LogitsProcessor(self.text_config.vocab_size)
         self.sampler = Sampler()
         use_linear_operator(self)

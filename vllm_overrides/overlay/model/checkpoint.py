@@ -202,8 +202,11 @@ def vocabulary(name: str, layer: VocabParallelEmbedding) -> Wanted:
     start, end = layer.shard_indices.org_vocab_start_index, layer.shard_indices.org_vocab_end_index
 
     def load(tensor: torch.Tensor) -> None:
-        layer.weight.data[:end - start].copy_(tensor)
-        layer.weight.data[end - start:].zero_()
+        both = layer.weight.data, getattr(layer, SCALE, None)
+        filler(*(None if one is None else one[:end - start] for one in both))(tensor)
+        for one in both:
+            if one is not None:
+                one[end - start:].zero_()
 
     return Wanted(name, (layer.org_vocab_size, layer.embedding_dim), load, cuts=((slice(start, end), ), ))
 

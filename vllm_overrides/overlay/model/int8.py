@@ -1,7 +1,8 @@
 """`--quantization int8_weight_only`: large matrices in int8, made from the checkpoint's own while they are loaded.
 
 What stays as it is: embedding, head, norms, router, vision tower, and the projections of Gated DeltaNet, whose errors
-add up in the state; VLLM_OVERLAY_INT8_LINEAR_ATTN=1 includes the large ones of these.
+add up in the state. VLLM_OVERLAY_INT8_LINEAR_ATTN=1 includes the large ones of these, VLLM_OVERLAY_INT8_HEAD=1 the
+head, where it is no embedding at the same time.
 """
 import os
 from typing import Any
@@ -11,12 +12,14 @@ from torch import nn
 
 from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.overlay.kernels.int8_weights import int8_linear
 from vllm.overlay.model.checkpoint import SCALE
 
 NAME = "int8_weight_only"
 LINEAR_ATTENTION_TOO = "VLLM_OVERLAY_INT8_LINEAR_ATTN"
+HEAD, HEAD_TOO = "lm_head", "VLLM_OVERLAY_INT8_HEAD"
 
 
 class Int8WeightOnlyConfig(QuantizationConfig):
@@ -47,6 +50,8 @@ class Int8WeightOnlyConfig(QuantizationConfig):
                          f"quantised: {config}")
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> LinearMethodBase | None:
+        if isinstance(layer, ParallelLMHead):
+            return Int8LinearMethod() if covers(prefix) else None
         if not isinstance(layer, LinearBase):
             return None
         return Int8LinearMethod() if covers(prefix) else UnquantizedLinearMethod()
@@ -57,7 +62,8 @@ class Int8WeightOnlyConfig(QuantizationConfig):
 
 def covers(name: str) -> bool:
     """Whether the large matrix of this name is put into int8."""
-    return ".linear_attn." not in name or os.environ.get(LINEAR_ATTENTION_TOO, "0") == "1"
+    asked = LINEAR_ATTENTION_TOO if ".linear_attn." in name else HEAD_TOO if name.startswith(HEAD) else None
+    return asked is None or os.environ.get(asked, "0") == "1"
 
 
 class Int8LinearMethod(LinearMethodBase):

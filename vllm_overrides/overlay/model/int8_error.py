@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from vllm.overlay.kernels.int8_weights import int8_linear, quantise
-from vllm.overlay.model.int8 import covers
+from vllm.overlay.model.int8 import HEAD, covers
 from vllm.overlay.model.shards import CheckpointError, Shards
 
 LARGE = re.compile(r"^(?P<group>.*layers\.\d+\.(?:self_attn|linear_attn|mlp\.experts|mlp\.shared_expert|mlp))"
                    r"\.(?:\d+\.)?(?:[qkvo]_proj|in_proj_qkv|in_proj_z|out_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
                    r"(?:\.weight)?$")
+HEAD_WEIGHT = f"{HEAD}.weight"
 TOKENS = 16
 
 
@@ -48,7 +49,7 @@ class Error(NamedTuple):
 
 def quantised(name: str) -> bool:
     """Whether the matrix of this name in a checkpoint is put into int8."""
-    return LARGE.match(name) is not None and covers(name)
+    return (name == HEAD_WEIGHT or LARGE.match(name) is not None) and covers(name)
 
 
 def measure(weight: torch.Tensor, generator: torch.Generator) -> Error:
@@ -73,8 +74,8 @@ def by_group(shards: Shards) -> Iterator[tuple[str, Error]]:
     found: dict[str, Error] = {}
     for name, stored in shards.read(quantised, show=False):
         match = LARGE.match(name)
-        assert match is not None
-        found[match["group"]] = found.get(match["group"], Error()).plus(measure(stored[()], generator))
+        group = HEAD if match is None else match["group"]
+        found[group] = found.get(group, Error()).plus(measure(stored[()], generator))
     yield from sorted(found.items(), key=lambda item: [int(part) if part.isdigit() else part
                                                        for part in re.split(r"(\d+)", item[0])])
 

@@ -41,8 +41,9 @@ def weight_parts(config: Any, ranks: int, dtype: torch.dtype, quantization: str 
     vocabulary = -(-sizes.vocab // _VOCABULARY_STEP) * _VOCABULARY_STEP
     if vocabulary % ranks:
         raise ValueError(f"tensor parallel size {ranks} does not divide the {vocabulary} rows of the vocabulary")
-    table = vocabulary // ranks * sizes.hidden * sizes.item
-    parts = [Part("embedding", table), Part("head", 0 if config.tie_word_embeddings else table),
+    rows = vocabulary // ranks
+    parts = [Part("embedding", rows * sizes.hidden * sizes.item),
+             Part("head", 0 if config.tie_word_embeddings else layers.matrix(rows, sizes.hidden, int8.HEAD)),
              layers.attention("attention", attention_layers), layers.linear_attention(sizes.linear_layers)]
     parts += layers.mlp("", sizes.layers)
     parts.append(Part("norms", 0, (2 * sizes.layers + 1) * sizes.hidden * sizes.item))
@@ -62,7 +63,7 @@ class _Layers:
     def __init__(self, text: Any, sizes: Sizes, quantised: bool) -> None:
         self.text, self.sizes, self.quantised = text, sizes, quantised
 
-    def _matrix(self, rows: int, columns: int, name: str = "") -> int:
+    def matrix(self, rows: int, columns: int, name: str = "") -> int:
         """Bytes of a large matrix; `name` as int8.covers asks for it."""
         if self.quantised and int8.covers(name):
             return rows * columns + 4 * rows
@@ -71,7 +72,7 @@ class _Layers:
     def attention(self, name: str, count: int) -> Part:
         sizes = self.sizes
         rows = 2 * sizes.heads * sizes.head + 2 * sizes.kv_heads * sizes.head
-        split = self._matrix(rows, sizes.hidden) + self._matrix(sizes.hidden, sizes.heads * sizes.head)
+        split = self.matrix(rows, sizes.hidden) + self.matrix(sizes.hidden, sizes.heads * sizes.head)
         whole = 2 * sizes.head * sizes.item
         if self.text.attention_bias:
             split += rows * sizes.item
@@ -81,7 +82,7 @@ class _Layers:
     def linear_attention(self, count: int) -> Part:
         sizes, name = self.sizes, ".linear_attn."
         values = sizes.value_heads * sizes.value
-        split = self._matrix(sizes.channels + values, sizes.hidden, name) + self._matrix(sizes.hidden, values, name)
+        split = self.matrix(sizes.channels + values, sizes.hidden, name) + self.matrix(sizes.hidden, values, name)
         split += (2 * sizes.value_heads * sizes.hidden + sizes.channels * sizes.width) * sizes.item
         split += 2 * sizes.value_heads * 4
         return Part("linear attention", count * split, count * sizes.value * 4)
@@ -96,7 +97,7 @@ class _Layers:
                 Part("router", 0, count * router)]
 
     def _swiglu(self, inner: int) -> int:
-        return self._matrix(2 * inner, self.sizes.hidden) + self._matrix(self.sizes.hidden, inner)
+        return self.matrix(2 * inner, self.sizes.hidden) + self.matrix(self.sizes.hidden, inner)
 
 
 def _vision(vision: Any, ranks: int, sizes: Sizes) -> Part:
