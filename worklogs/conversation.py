@@ -20,6 +20,7 @@ import urllib.request
 from typing import Any
 
 import openai
+import server_url
 from PIL import Image
 
 WEATHER = {"type": "function", "function": {
@@ -28,6 +29,10 @@ WEATHER = {"type": "function", "function": {
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
           "required": ["name", "age"]}
 RESULT = json.dumps({"temperature": 21, "condition": "sunny"})
+
+
+class Unanswered(Exception):
+    """The server did not say anything; one line."""
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -59,13 +64,16 @@ class Talk:
             self.answer(**more)
 
     def answer(self, thinking: bool = False, **more: Any) -> list[dict[str, Any]]:
-        """Prints an answer while it comes, and returns its calls. Greedy, so that a model says the same each time."""
+        """Prints an answer while it comes, and returns its calls. Greedy, so that a model says the same each time.
+        Raises Unanswered where nothing came, openai.OpenAIError, ValueError."""
         stream = self.client.chat.completions.create(
             model=self.model, messages=self.messages, stream=True, max_tokens=600, temperature=0,
             extra_body={"chat_template_kwargs": {"enable_thinking": thinking}}, **self.more, **more)
         parts: dict[str, str] = {}
         calls: list[dict[str, Any]] = []
         for chunk in stream:
+            if not chunk.choices:
+                continue
             delta = chunk.choices[0].delta
             for name, label in (("reasoning_content", "thought"), ("content", "model")):
                 piece = getattr(delta, name, None)
@@ -80,6 +88,8 @@ class Talk:
                     calls.append({"id": call.id, "type": "function", "function": {"name": "", "arguments": ""}})
                 for name in ("name", "arguments"):
                     calls[call.index]["function"][name] += getattr(call.function, name) or ""
+        if not parts and not calls:
+            raise Unanswered("an answer without thoughts, words and calls")
         if parts:
             say("")
         for call in calls:
@@ -129,11 +139,11 @@ def wait(base: str, server: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000")
+    parser.add_argument("--base-url", type=server_url.base, default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="llm")
     parser.add_argument("--wait", type=int, metavar="PID")
     args = parser.parse_args()
-    base = args.base_url.rstrip("/").removesuffix("/v1")
+    base = args.base_url
     if args.wait and not wait(base, args.wait):
         return 1
     try:
@@ -141,7 +151,7 @@ def main() -> int:
         key = os.environ.get("VLLM_API_KEY", "none")
         converse(openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0), args.model)
         say("")
-    except openai.OpenAIError as error:
+    except (openai.OpenAIError, Unanswered, ValueError) as error:
         print(f"\nconversation: {error}", file=sys.stderr)
         return 1
     return 0

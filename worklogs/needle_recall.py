@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import re
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -26,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from openai.types.chat import ChatCompletion
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
 import heat_map  # noqa: E402
+import server_url  # noqa: E402
 
 LENGTHS, DEPTHS = (250, 500, 1000, 2000, 4000, 8000), (0, 25, 50, 75, 100)
 OWNERS = "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Kate Leo Mia Noah Olga Paul Rosa Sam Uma Victor".split()
@@ -83,7 +86,8 @@ class Document:
 
     def verdict(self, depth: int, answer: str) -> str:
         """right, another (a needle's code that was not asked for, alone or beside the right one), wrong."""
-        found = {place for place, (_, code) in self.needles.items() if code in answer}
+        # A longer number that begins with the asked one is another number.
+        found = {place for place, (_, code) in self.needles.items() if re.search(rf"(?<!\w){code}(?!\d)", answer)}
         return "right" if found == {depth} else "another" if found else "wrong"
 
 
@@ -113,10 +117,10 @@ class Server:
             got = self.client.chat.completions.create(
                 model=self.model, messages=[{"role": "user", "content": text}], temperature=0, max_tokens=most,
                 extra_body={"chat_template_kwargs": {"enable_thinking": self.thinking}})
-        except openai.OpenAIError as error:
+        except (openai.OpenAIError, ValueError) as error:
             raise NotMeasured(f"{type(error).__name__}: {error}") from error
-        if got.usage is None or not got.choices:
-            raise NotMeasured(f"an answer without usage or choices: {got}")
+        if not isinstance(got, ChatCompletion) or got.usage is None or not got.choices:
+            raise NotMeasured(f"an answer without usage or choices: {got!r:.300}")
         details = got.usage.prompt_tokens_details
         return got.choices[0].message.content or "", got.usage.prompt_tokens, details.cached_tokens if details else None
 
@@ -134,11 +138,13 @@ def version(base: str) -> str:
 def words_of(server: Server, lengths: tuple[int, ...], depths: tuple[int, ...]) -> dict[int, int]:
     """Length in tokens -> words of filler that make such a prompt with needles and question, by two trials.
 
-    Raises NotMeasured: a length is too short for the needles.
+    Raises NotMeasured: a length is too short for the needles, or the server counts no tokens.
     """
     few, many = 40, 400
     sizes = [server.ask(document("size", words, depths).question(depths[0]), most=1)[1] for words in (few, many)]
     rate = (sizes[1] - sizes[0]) / (many - few)
+    if rate <= 0:
+        raise NotMeasured(f"usage.prompt_tokens does not grow with the prompt: {sizes[0]}, then {sizes[1]}")
     out = {length: round(few + (length - sizes[0]) / rate) for length in lengths}
     for length, words in out.items():
         if words < len(depths):
@@ -171,6 +177,12 @@ def table(samples: list[Sample]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def show(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"{row['length']:6} tokens, depth {row['depth']:3} %: {row['right']} of {row['asked']} right, "
+              f"{row['another']} another")
+
+
 def picture(record: dict[str, Any]) -> str:
     """The SVG of a record."""
     rows = {(row["length"], row["depth"]): (row["right"], row["asked"]) for row in record["table"]}
@@ -200,13 +212,27 @@ def depths_of(text: str) -> tuple[int, ...]:
     return found
 
 
+def above_0(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
+def drawn(record: Path) -> str:
+    """The SVG of a record's file. Raises ValueError where it is none."""
+    try:
+        return picture(json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--draw {record} is no record of this program: {type(error).__name__}: {error}") from error
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="with or without /v1")
+    parser.add_argument("--base-url", type=server_url.base, default="http://127.0.0.1:8000", help="with or without /v1")
     parser.add_argument("--model", default="llm")
     parser.add_argument("--lengths", type=numbers, default=LENGTHS, metavar="N,...", help="tokens of the prompts")
     parser.add_argument("--depths", type=depths_of, default=DEPTHS, metavar="N,...", help="percent of the text")
-    parser.add_argument("--documents", type=int, default=10, help="texts of each length (default: %(default)s)")
+    parser.add_argument("--documents", type=above_0, default=10, help="texts of each length (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--thinking", action="store_true", help="let the model think first")
     parser.add_argument("--keep", choices=["ours", "vllm", "llama"], help="kind of the server: keep a record")
@@ -216,12 +242,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, help="SVG file to write")
     parser.add_argument("--draw", type=Path, metavar="RECORD", help="only draw the picture of a record")
     options = parser.parse_args(arguments)
+    # What cannot be written is told of before hours are spent on it.
+    for folder in ([options.picture.parent] if options.picture else []) + ([options.out] if options.keep else []):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"{folder} can be no folder: {error.strerror}")
     if options.draw:
         if not options.picture:
             parser.error("--draw needs --picture")
-        options.picture.write_text(picture(json.loads(options.draw.read_text(encoding="utf-8"))), encoding="utf-8")
+        try:
+            options.picture.write_text(drawn(options.draw), encoding="utf-8")
+        except ValueError as error:
+            parser.error(str(error))
         return 0
-    base = options.base_url.rstrip("/").removesuffix("/v1")
+    base = options.base_url
     client = openai.OpenAI(base_url=f"{base}/v1", api_key=os.environ.get("VLLM_API_KEY", "none"), max_retries=0,
                            timeout=1800)
     server, samples = Server(client, options.model, options.thinking), list[Sample]()
@@ -232,6 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
             right = sum(one.verdict == "right" for one in samples)
             print(f"\r{len(samples)} of {total}, {sample.length} tokens: {right} right", end="", file=sys.stderr)
     except NotMeasured as error:
+        show(table(samples))
         print(f"\nneedle_recall: {error}", file=sys.stderr)
         return 1
     print(file=sys.stderr)
@@ -241,13 +277,11 @@ def main(arguments: list[str] | None = None) -> int:
               "command": bench_record.without_paths(words),
               "server_command": bench_record.without_paths(options.server_command.split()),
               "thinking": options.thinking, "table": table(samples), "samples": [asdict(one) for one in samples]}
-    for row in record["table"]:
-        print(f"{row['length']:6} tokens, depth {row['depth']:3} %: {row['right']} of {row['asked']} right, "
-              f"{row['another']} another")
-    if options.picture:
-        options.picture.write_text(picture(record), encoding="utf-8")
+    show(record["table"])
     if options.keep:
         print(f"kept as {bench_record.keep(f'needle-recall-{options.keep}', record, options.out).name}")
+    if options.picture:
+        options.picture.write_text(picture(record), encoding="utf-8")
     return 0
 
 

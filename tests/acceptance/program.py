@@ -66,7 +66,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"no check matches {' '.join(args.only)}")
     if args.resume and not args.report:
         parser.error("--resume needs --report")
-    if args.concurrency < 1 or args.long_tokens < 1 or args.timeout <= 0:
+    if args.report and args.report.is_dir():
+        parser.error(f"--report {args.report} is a folder")
+    if args.concurrency < 1 or args.long_tokens < 1 or not args.timeout > 0:
         parser.error("--concurrency, --long-tokens and --timeout must be above 0")
     return args
 
@@ -88,12 +90,15 @@ class Report:
             "long_tokens": args.long_tokens}
         self.kept: dict[str, Outcome] = {}
         if args.resume and args.report.exists():
-            earlier = json.loads(args.report.read_text(encoding="utf-8"))
-            other = [name for name, value in self._values.items() if earlier.get(name) != value]
+            try:
+                earlier = json.loads(args.report.read_text(encoding="utf-8"))
+                other = [name for name, value in self._values.items() if earlier.get(name) != value]
+                self.kept = {one["id"]: Outcome(one["id"], "ok", one["why"], one["seconds"])
+                             for one in earlier["checks"] if one["status"] == "PASS"}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{args.report} is no report of this program, or a broken one") from error
             if other:
                 raise ValueError(f"{args.report} is of a run with another {', '.join(other)}")
-            self.kept = {one["id"]: Outcome(one["id"], "ok", one["why"], one["seconds"])
-                         for one in earlier["checks"] if one["status"] == "PASS"}
         self._values["utc"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._since = time.monotonic()
         self.found: dict[str, Any] = {}
@@ -129,6 +134,8 @@ def line(outcome: Outcome) -> str:
     """The line that tells of a check."""
     apart = "" if is_scored(outcome.id) else "(not scored) "
     why = f"{apart}{outcome.why}".splitlines()[0] if apart or outcome.why else ""
+    # A server's own words must not move a terminal's cursor or colour it.
+    why = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in why)
     return f"{SHOWN[outcome.verdict]} {outcome.id:28s} {outcome.seconds:6.1f} s  {why:.300}".rstrip()
 
 
@@ -175,7 +182,9 @@ def run_all(args: argparse.Namespace, harness: Harness, report: Report, facts: M
         else:
             outcomes.append(kept)
         print(line(outcomes[-1]) + ("  (kept)" if kept else ""), flush=True)
-        report.write(outcomes, **facts)
+        # What passed earlier and has not had its turn would be lost by an interruption.
+        later = [report.kept[other] for other in args.checks[number:] if other in report.kept]
+        report.write([*outcomes, *later], **facts)
     return outcomes
 
 
@@ -192,7 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = Report(args)
         facts = asked_about(harness, args.model)
-    except (httpx.HTTPError, ValueError, OSError, KeyError, TypeError) as error:
+        # A file that cannot be written is told of before anything is asked.
+        report.write([report.kept[name] for name in args.checks if name in report.kept], **facts)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
         print(f"acceptance: {args.base_url}: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(f"{args.base_url}: {harness.server}; max_model_len {facts['max_model_len']}", flush=True)
@@ -220,7 +231,10 @@ def asked_about(harness: Harness, model: str) -> dict[str, Any]:
     cards = harness.target.get("/v1/models")
     if cards.status != 200:
         raise ValueError(f"/v1/models: {cards}")
-    names = {card["id"]: card for card in cards.body["data"]}
+    try:
+        names = {card["id"]: card for card in cards.body["data"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"/v1/models lists no models: {cards.text!r:.200}") from error
     if model not in names:
         raise ValueError(f"it serves {', '.join(names)}, not {model} (--model)")
     server, version = harness.probe(), harness.target.get("/version")

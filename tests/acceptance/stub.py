@@ -14,12 +14,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reply:
-    """body: JSON, or the text itself. status: 0 closes the connection without an answer. after: seconds."""
+    """body: JSON, or the text itself. status: 0 closes the connection without an answer. after: seconds; every: seconds
+    between its bytes."""
 
     status: int
     body: Any = None
     kind: str = "application/json"
     after: float = 0.0
+    every: float = 0.0
 
     @property
     def raw(self) -> bytes:
@@ -89,7 +91,12 @@ def served(answer: Answerer) -> Iterator[str]:
                 self.send_header("Content-Type", reply.kind)
                 self.send_header("Content-Length", str(len(reply.raw)))
                 self.end_headers()
-                self.wfile.write(reply.raw)
+                if not reply.every:
+                    self.wfile.write(reply.raw)
+                    return
+                for byte in reply.raw:
+                    time.sleep(reply.every)
+                    self.wfile.write(bytes([byte]))
 
         do_GET = do_POST = handle_one
 

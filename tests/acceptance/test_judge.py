@@ -103,6 +103,17 @@ def test_an_answer_that_comes_too_late_fails(monkeypatch):
     assert outcome.verdict == "failed" and "ReadTimeout" in outcome.why, outcome
 
 
+@pytest.mark.parametrize(("name", "kind"), [
+    ("d02_stream_usage", "text/event-stream"), ("d02_stream_usage", "text/plain"), ("t2_n_1", "application/json")])
+def test_an_answer_that_never_ends_fails(monkeypatch, name, kind):
+    """Bytes come all the time: no wait for the next one is too long."""
+    monkeypatch.undo()
+    endless = Judged(timeout=0.3)
+    with served(endless.answer) as endless.base:
+        outcome = endless.judge(name, [Reply(200, ": still here\n\n" * 5, kind, every=0.02)])
+    assert outcome.verdict == "failed" and "not over after 0.3 s" in outcome.why and outcome.seconds < 1, outcome
+
+
 def test_of_a_server_that_is_no_bare_engine_more_is_expected(judged):
     other = Server(None, "kwargs_thinking", True, True)
     assert judged.judge("t2_top_p_0_0", [REFUSED], other).verdict == "failed"
@@ -173,6 +184,15 @@ def test_the_switch_is_found(works, spelling, found):
         server = Harness(base, "llm").probe()
     assert (server.spelling, server.found, server.thinks) == (spelling, found, True) and sent[0] == {}, (server, sent)
     assert len(sent) == ["kwargs_thinking", "kwargs_enable_thinking", "object", "kwargs_both"].index(spelling) + 2, sent
+
+
+@pytest.mark.parametrize("reply", [
+    Reply(200, "<html>", "text/html"), Reply(200, [1]), Reply(200, {"choices": []}), Reply(200, {"choices": [{}]}),
+    Reply(200, {"choices": [{"message": None}]}), says(content=["4"])])
+def test_a_trial_that_is_answered_in_another_form_is_no_end(reply):
+    with served(lambda asked: reply if asked.path == "/v1/chat/completions" else Reply(404, {})) as base:
+        server = Harness(base, "llm").probe()
+    assert (server.spelling, server.found, server.thinks) == ("kwargs_both", False, False)
 
 
 @pytest.mark.parametrize(("answered", "direct"), [

