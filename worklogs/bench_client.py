@@ -3,9 +3,14 @@ import dataclasses
 import http.client
 import json
 import os
+import sys
 import time
 import urllib.parse
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench import process_tree  # noqa: E402
 
 # Where each kind of server says how many tokens of a prompt it did not compute.
 SOURCES = {
@@ -125,27 +130,7 @@ class OthersMeter:
         tick = os.sysconf("SC_CLK_TCK")
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
-        return ((user + nice + system + irq + softirq) / tick, _tree_seconds(self.server, tick) + time.process_time(),
+        # Where the server is below this process, this one is in the tree.
+        own = 0.0 if self.server == os.getpid() else time.process_time()
+        return ((user + nice + system + irq + softirq) / tick, process_tree.seconds(self.server) + own,
                 time.perf_counter())
-
-
-def _tree_seconds(root: int, tick: int) -> float:
-    """Processor seconds of a process and of all below it that live."""
-    parents, used = {}, {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue        # It has ended since.
-        parents[int(entry)], used[int(entry)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / tick
-    total = 0.0
-    for process in used:
-        above = process
-        while above != root and above in parents:
-            above = parents[above]
-        if above == root:
-            total += used[process]
-    return total

@@ -20,7 +20,8 @@ one row and one column per record), decode-microbench (what decode_microbench.py
 startup (what startup_bench.py keeps, one row per phase), engine-steps (what step_bench.py keeps, one row per size and
 arm), comparison (what compare.py --keep kept), replay-sim and
 replay-sim-check (what replay_sim.py --keep kept), imported (figures of others, one row each, with what follows from
-them), cross-check (what peers/cross_check.py keeps, one row per tool).
+them), cross-check (what peers/cross_check.py keeps, one row per tool), bench-peers (what peers/bench_peers.py keeps:
+the lines that ours is held to, every figure of every server).
 """
 import argparse
 import json
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench import micro_tables, tables  # noqa: E402
+from bench import micro_tables, peer_tables, tables  # noqa: E402
 from bench.records import RecordError  # noqa: E402
 from bench.tables import grid  # noqa: E402
 
@@ -228,7 +229,8 @@ def needle_recall(records: list[Record]) -> str:
 KINDS: dict[str, Callable[[list[Record]], str]] = {"prefix-cache": prefix_cache, "warm": warm, "cache-sim": cache_sim,
                                                    "grammar": grammar, "agent-roundtrip": agent_roundtrip,
                                                    "conformance": conformance, "needle-recall": needle_recall,
-                                                   "acceptance": acceptance, **tables.KINDS, **micro_tables.KINDS}
+                                                   "acceptance": acceptance, **tables.KINDS, **micro_tables.KINDS,
+                                                   **peer_tables.KINDS}
 
 
 def rendered(text: str, results: Path = RESULTS) -> str:

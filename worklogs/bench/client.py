@@ -129,7 +129,8 @@ class Reading:
             self.id = found["id"]
         self._usage(found)
         for choice in found.get("choices") or ():
-            self._delta(choice.get("delta") or {})
+            # A completion has its text where a chat has a delta.
+            self._delta(choice.get("delta") or {"content": choice.get("text")})
             if choice.get("finish_reason"):
                 self.finish = choice["finish_reason"]
 
@@ -211,15 +212,17 @@ class Client:
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None
         self._key = api_key
 
-    async def stream(self, body: dict[str, Any], start: float = 0.0, reading: Reading | None = None) -> dict[str, Any]:
-        """Sends a chat completion, and returns the fields of a sample that the answer decides.
+    async def stream(self, body: dict[str, Any], start: float = 0.0, reading: Reading | None = None,
+                     path: str = "/v1/chat/completions") -> dict[str, Any]:
+        """Sends a chat completion (or, to its path, a completion), and returns the fields of a sample that the answer
+        decides.
 
         start: what times count from. reading: is fed with the answer, for callers that want to know more of it.
         """
         payload = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         reading = reading or Reading()
         sent = self.clock()
-        kind, error = await self._exchange("POST", "/v1/chat/completions", payload, reading)
+        kind, error = await self._exchange("POST", path, payload, reading)
         last = reading.last if kind == definitions.OK else None
         return {"class": kind, "status": reading.status, "error": (error or reading.error or "")[:MOST_WORDS] or None,
                 "finish": reading.finish, "id": reading.id, "sent_s": sent - start,

@@ -20,87 +20,26 @@ Exit status: 0 all runs are there, 1 bad input, 3 some failed, 130 interrupted.
 """
 import argparse
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import bench_record  # noqa: E402
 import compare  # noqa: E402
-from bench import jsonl, records, trace  # noqa: E402
+from bench import records, trace  # noqa: E402
 from bench.progress import Progress  # noqa: E402
-from bench_client import OthersMeter  # noqa: E402
 from peers import servers  # noqa: E402
 from peers.servers import ServerFailed  # noqa: E402
+from peers.turns import FAILED, INTERRUPTED, VERSIONS, CannotRun, Partial, Run, wait_until_quiet  # noqa: E402
 
 BENCH = Path(__file__).resolve().parents[1] / "formal_perf_bench.py"
-INTERRUPTED, FAILED = 130, 3
-QUIET_STEP_S = 2.0
-# How a server tells its version is its own affair; of these we know it.
-VERSIONS = {"llama": "11434.0.0"}
-Run = dict[str, Any]
-
-
-class CannotRun(Exception):
-    """Nothing can be measured; one line."""
 
 
 def schedule(kinds: list[str], rounds: int) -> list[tuple[int, str]]:
     """(round, server) in turns: no server is measured twice before all others were once."""
     return [(number, kind) for number in range(rounds) for kind in kinds]
-
-
-def wait_until_quiet(limit: float, patience: float) -> float:
-    """The cores that others used in the last look, of 2 s, after at most `patience` seconds."""
-    meter = OthersMeter(os.getpid())
-    until = time.monotonic() + patience
-    while True:
-        meter.start()
-        time.sleep(QUIET_STEP_S if limit < (os.cpu_count() or 1) else 0.0)
-        found = meter.cores() or 0.0
-        if found <= limit or time.monotonic() >= until:
-            return found
-
-
-class Partial:
-    """What is done: a line that says which comparison, then a line per run."""
-
-    def __init__(self, path: Path, key: dict[str, Any], resume: bool) -> None:
-        """Raises:
-            CannotRun: there is one and it is not to be resumed, or none, or another's.
-        """
-        self.path = path
-        self.runs: dict[tuple[int, str], Run] = {}
-        if not resume:
-            if path.exists():
-                raise CannotRun(f"{path} holds an unfinished comparison: --resume goes on with it, or remove it")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            jsonl.add(path, {"comparison": key})
-            return
-        try:
-            first, *rest = jsonl.read(path)
-            known = first["comparison"]
-            for run in rest:
-                self.runs[run["round"], run["kind"]] = run
-        except OSError as error:
-            raise CannotRun(f"nothing to resume: {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CannotRun(f"{path} does not parse: {error}") from error
-        if changed := [name for name in key if known.get(name) != key[name]]:
-            raise CannotRun(f"{path} is of another comparison ({', '.join(changed)} differ); give the same options, or "
-                            "remove it")
-
-    def add(self, run: Run) -> None:
-        """A run is done, or failed."""
-        self.runs[run["round"], run["kind"]] = run
-        jsonl.add(self.path, run)
-
-    def done(self, number: int, kind: str) -> bool:
-        """Whether it need not be measured."""
-        return "record" in self.runs.get((number, kind), {})
 
 
 def bench_words(kind: str, port: int, pid: int, file: Path, options: argparse.Namespace) -> list[str]:
@@ -231,11 +170,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def checkpoint_digest(model: Path) -> str:
+    """Of a checkpoint's folder; of its large files the size and time stand for the bytes."""
+    files = sorted(path for path in model.iterdir() if path.suffix in (".json", ".jinja", ".safetensors"))
+    return bench_record.digest([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+
+
 def key_of(options: argparse.Namespace, digest: str) -> dict[str, Any]:
-    """What makes two comparisons the same. Of the checkpoint's large files the size and time stand for the bytes."""
-    files = sorted(path for path in options.model.iterdir() if path.suffix in (".json", ".jinja", ".safetensors"))
-    checkpoint = bench_record.digest([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
-    return {"dataset": digest, "model": options.model.name, "checkpoint": checkpoint,
+    """What makes two comparisons the same."""
+    return {"dataset": digest, "model": options.model.name, "checkpoint": checkpoint_digest(options.model),
             "commit": bench_record.commit()["commit"], "servers": options.servers, "rounds": options.rounds,
             "args": options.args, "command": options.command, "bench": options.bench}
 

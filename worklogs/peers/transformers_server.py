@@ -1,11 +1,13 @@
-"""Hugging Face's `generate` behind POST /v1/chat/completions, streamed: transformers as a server, to be measured.
+"""Hugging Face's `generate` behind POST /v1/chat/completions (streamed) and /v1/completions: transformers as a server,
+to be measured.
 
     python worklogs/peers/transformers_server.py CHECKPOINT --port 8077 [--dtype bfloat16]
 
-One request at a time, text only, no prefix cache, so none is reported. Prompts are rendered by our server's own code
-(bench/served.py): they are the same token ids. An event per token, all of it as content, thoughts and calls included;
-usage counts what was generated, the end token too. It knows max_tokens, min_tokens, ignore_eos, temperature (0 is
-greedy), top_p, top_k and seed, with the checkpoint's own defaults, and ignores the rest.
+One request at a time, text only, no prefix cache, so none is reported. Prompts of chats are rendered by our server's
+own code (bench/served.py): they are the same token ids. Those of completions are token ids. An event per token, all of
+it as content, thoughts and calls included; usage counts what was generated, the end token too. It knows max_tokens,
+min_tokens, ignore_eos, temperature (0 is greedy), top_p, top_k and seed, with the checkpoint's own defaults, and
+ignores the rest.
 
 Prints `Ready: URL`; /health answers from then on. Ends with SIGTERM or SIGINT.
 """
@@ -121,37 +123,58 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path != "/v1/chat/completions":
+        if self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._answer(404, _error("no such route"))
             return
         try:
             body = json.loads(data)
-            if not body.get("stream"):
-                raise ValueError("only streamed answers: stream must be true")
-            with self.model.rendering:
-                ids = self.model.served.render(body).ids
-            if any(part.get("type") not in (None, "text") for message in body["messages"]
-                   if isinstance(message.get("content"), list) for part in message["content"]):
-                raise ValueError("text only")
+            ids = self._chat(body) if self.path == "/v1/chat/completions" else _token_ids(body)
         except (ValueError, AttributeError, ServedError) as error:
             self._answer(400, _error(str(error)))
             return
-        self._stream(ids, body)
+        if body.get("stream"):
+            self._stream(ids, body)
+        else:
+            self._whole(ids, body)
+
+    def _chat(self, body: dict[str, Any]) -> list[int]:
+        """The prompt of a chat."""
+        if not body.get("stream"):
+            raise ValueError("only streamed chats: stream must be true")
+        with self.model.rendering:
+            ids = self.model.served.render(body).ids
+        if any(part.get("type") not in (None, "text") for message in body["messages"]
+               if isinstance(message.get("content"), list) for part in message["content"]):
+            raise ValueError("text only")
+        return ids
+
+    def _whole(self, ids: list[int], body: dict[str, Any]) -> None:
+        """A completion in one piece."""
+        texts: list[str] = []
+        deltas = Deltas(self.model.tokenizer, texts.append)
+        try:
+            last = self.model.generate(ids, body, deltas)
+        except Exception as error:
+            print(f"transformers_server: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            self._answer(500, _error(f"{type(error).__name__}: {error}"))
+            return
+        self._answer(200, {"id": "answer", "object": "text_completion", "model": "llm", "usage": _usage(ids, deltas),
+                           "choices": [_piece(False, "".join(texts), self._finish(last, body))]})
 
     def _stream(self, ids: list[int], body: dict[str, Any]) -> None:
+        chat = self.path == "/v1/chat/completions"
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        deltas = Deltas(self.model.tokenizer, lambda text: self._event(choices=[_choice({"content": text})]))
+        deltas = Deltas(self.model.tokenizer, lambda text: self._event(choices=[_piece(chat, text)]))
         try:
-            self._event(choices=[_choice({"role": "assistant", "content": ""})])
+            if chat:
+                self._event(choices=[_choice({"role": "assistant", "content": ""})])
             last = self.model.generate(ids, body, deltas)
-            stopped = self.model.ends(last) and not body.get("ignore_eos")
-            self._event(choices=[_choice({}, "stop" if stopped else "length")])
+            self._event(choices=[_piece(chat, "", self._finish(last, body))])
             if (body.get("stream_options") or {}).get("include_usage"):
-                self._event(choices=[], usage={"prompt_tokens": len(ids), "completion_tokens": deltas.count,
-                                               "total_tokens": len(ids) + deltas.count})
+                self._event(choices=[], usage=_usage(ids, deltas))
             self._chunk(b"data: [DONE]\n\n")
             self._chunk(b"")
         except Gone:
@@ -161,6 +184,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             print(f"transformers_server: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             self._event(**_error(f"{type(error).__name__}: {error}"))
             self._chunk(b"")
+
+    def _finish(self, last: int, body: dict[str, Any]) -> str:
+        return "stop" if self.model.ends(last) and not body.get("ignore_eos") else "length"
 
     def _event(self, **fields: Any) -> None:
         self._chunk(f"data: {json.dumps({'id': 'answer', 'object': 'chat.completion.chunk', 'model': 'llm', **fields})}"
@@ -184,6 +210,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "finish_reason": finish}
+
+
+def _piece(chat: bool, text: str, finish: str | None = None) -> dict[str, Any]:
+    """A choice with some text of the answer, in the form of its route."""
+    return _choice({"content": text} if text else {}, finish) if chat else {
+        "index": 0, "text": text, "finish_reason": finish}
+
+
+def _usage(ids: list[int], deltas: Deltas) -> dict[str, int]:
+    return {"prompt_tokens": len(ids), "completion_tokens": deltas.count, "total_tokens": len(ids) + deltas.count}
+
+
+def _token_ids(body: dict[str, Any]) -> list[int]:
+    """The prompt of a completion.
+
+    Raises:
+        ValueError: it is no list of token ids.
+    """
+    ids = body.get("prompt")
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        raise ValueError("prompt must be a list of token ids")
+    return ids
 
 
 def _error(words: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The server around `generate`, with a stand-in for the model: what it streams, counts and refuses."""
 import asyncio
+import contextlib
 import http.server
 import threading
 import types
@@ -47,17 +48,24 @@ class Stand(server.Model):
         return torch.tensor([[5, 6, 7, *self.ids[:settings["max_new_tokens"]]]])
 
 
-def ask(stand, content="hello", path="/v1/chat/completions", **fields):
-    """A sample's fields of one streamed request."""
+@contextlib.contextmanager
+def serving(stand):
+    """A client of its server."""
     handler = type("Handler", (server.Handler,), {"model": stand})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         try:
-            client = Client(f"http://127.0.0.1:{httpd.server_address[1]}", 20.0)
-            return asyncio.run(client.stream({"stream": True, "stream_options": {"include_usage": True}, "messages": [
-                {"role": "user", "content": content}], **fields}))
+            yield Client(f"http://127.0.0.1:{httpd.server_address[1]}", 20.0)
         finally:
             httpd.shutdown()
+
+
+def ask(stand, content="hello", path="/v1/chat/completions", **fields):
+    """A sample's fields of one streamed request."""
+    body = {"prompt": content} if path == "/v1/completions" else {"messages": [{"role": "user", "content": content}]}
+    with serving(stand) as client:
+        return asyncio.run(client.stream({"stream": True, "stream_options": {"include_usage": True}, **body, **fields},
+                                         path=path))
 
 
 @pytest.mark.parametrize(("ids", "fields", "finish", "count", "deltas"), [
@@ -71,6 +79,22 @@ def test_an_answer(ids, fields, finish, count, deltas):
     assert (found["class"], found["error"], found["finish"]) == ("ok", None, finish)
     assert (found["prompt_tokens"], found["completion_tokens"], found["deltas"]) == (3, count, deltas)
     assert found["cached_tokens"] is None and found["reasoning_tokens"] is None
+
+
+def test_completions_take_token_ids():
+    found = ask(Stand([1, 2, 9]), [5, 6, 7], "/v1/completions")
+    assert (found["class"], found["finish"], found["prompt_tokens"], found["completion_tokens"], found["deltas"]) == (
+        "ok", "stop", 3, 3, 2), found
+    with serving(Stand([1, 3, 4])) as client:
+        status, whole = asyncio.run(client.ask("POST", "/v1/completions", {"prompt": [5, 6], "max_tokens": 3}))
+        assert status == 200 and whole["choices"] == [{"index": 0, "text": "one \u00fc", "finish_reason": "length"}]
+        assert whole["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+        for prompt in ("words", [], ["5"]):
+            status, said = asyncio.run(client.ask("POST", "/v1/completions", {"prompt": prompt}))
+            assert status == 400 and "token ids" in said["error"]["message"]
+    with serving(Stand([1, None])) as client:
+        status, said = asyncio.run(client.ask("POST", "/v1/completions", {"prompt": [5]}))
+        assert status == 500 and "out of memory" in said["error"]["message"]
 
 
 def test_what_generate_is_told():
