@@ -18,8 +18,8 @@ chance.
 
 A run that ended early and what --resume made of it are one run, and are refused together.
 
-Runs that were disturbed (the client was slow, others used the machine's cores, the run ended early) are refused, unless
---any-health is given; then they are named.
+Runs that were disturbed (the client was slow, others used the machine's cores, the run ended early or took several
+sittings) are refused, unless --any-health is given; then they are named.
 
 Exit status: 0 no arm is worse than the base or mixed, 1 bad input, 3 one is.
 """

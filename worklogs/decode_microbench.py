@@ -275,7 +275,7 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     except Away as error:
         ended = str(error)
     if not partial.samples:
-        partial.path.unlink()
+        partial.done()
         why = ended or "; ".join(f"context {context:,}: {words}" for context, words in bench.skipped.items())
         raise CannotRun(f"nothing was measured: {why}")
     partial.sat(client.clock() - bench.start)
@@ -287,7 +287,7 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     path = bench_record.keep(options.name, record, options.out)
     print(f"kept as {path.name}")
     if ended is None:
-        partial.path.unlink()
+        partial.done()
         return 0
     print(f"decode_microbench: {ended}; --resume goes on with the rest", file=sys.stderr)
     return AWAY

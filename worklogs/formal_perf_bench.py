@@ -20,7 +20,10 @@ The tokenizer that made the dataset must be the server's: the shortest prompts a
 (ours), and every prompt's length is compared with the one that the server reports. The first that differs ends the run.
 
 What is done is kept in NAME.partial beside the result until it is; --resume goes on there, with the rest. The wall
-time of a run in several sittings is their sum. Failures are measurements: a request is never repeated.
+time of a run in several sittings is their sum. Failures are measurements: a request is never repeated. A request that
+was under way when a sitting was broken off is sent again, and may find in the cache what its first try left there: its
+sample says so ("again"). Of the client's and the machine's health only the last sitting's is kept. So a run of several
+sittings counts as disturbed.
 
 Exit status: 0 the run is complete (whatever the server answered), 1 bad input, or nothing could be sent, 2 the command
 line, 3 the server went away in between and what was measured until then is kept, 4 the tokenizer disagrees with the
@@ -41,7 +44,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_record  # noqa: E402
-from bench import definitions, jsonl, stats, trace  # noqa: E402
+from bench import definitions, jsonl, records, stats, trace  # noqa: E402
 from bench.client import Client, LoopLag  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench_client import OthersMeter  # noqa: E402
@@ -72,14 +75,19 @@ class Partial:
         """
         self.path = path
         self.samples: dict[int, Sample] = {}
+        self.sent: set[int] = set()
         self.wall = 0.0
         self.sittings = 0
         self.salt = secrets.token_hex(8)
         self.check(path, resume)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._held = jsonl.hold(path)
+        except jsonl.Held as error:
+            raise CannotRun(str(error)) from error
         if resume:
             self._read(key)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._write({"run": key, "salt": self.salt})
         # At its start, so that one that is killed counts; of its time the last sample's end is all that is known.
         self.sittings += 1
@@ -90,10 +98,20 @@ class Partial:
         """Raises:
             CannotRun: as at the start, as far as it can be told before a server was asked.
         """
-        if resume and not path.exists():
-            raise CannotRun(f"nothing to resume: {path} is not there")
-        if not resume and path.exists():
-            raise CannotRun(f"{path} holds an unfinished run: --resume goes on with it, or remove it")
+        # One that was killed before it wrote anything left nothing.
+        there = path.exists() and path.stat().st_size > 0
+        if resume and not there:
+            raise CannotRun(f"nothing to resume: {path} is {'empty' if path.exists() else 'not there'}")
+        if not resume and there:
+            raise CannotRun(f"{path} holds an unfinished run, or one that goes on now: --resume goes on with it, or "
+                            "remove it")
+
+    def sends(self, index: int) -> bool:
+        """A request is about to be sent. Returns whether it was before, by a sitting that did not see its end."""
+        again = index in self.sent
+        self.sent.add(index)
+        self._write({"sent": index})
+        return again
 
     def add(self, sample: Sample) -> None:
         """A request is done."""
@@ -104,28 +122,42 @@ class Partial:
         """A sitting ended; `wall` is that of all."""
         self._write({"wall_s": wall})
 
+    def done(self) -> None:
+        """Nothing is left to go on with."""
+        self.path.unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Lets others go on with the file."""
+        self._held.close()
+
     def _write(self, line: dict[str, Any]) -> None:
         jsonl.add(self.path, line)
 
     def _read(self, key: dict[str, Any]) -> None:
         try:
-            first, *lines = jsonl.read(self.path) or [{}]
-        except ValueError as error:
-            raise CannotRun(str(error)) from error
-        changed = [name for name in key if first.get("run", {}).get(name) != key[name]]
+            first, *lines = jsonl.read(self.path)
+            of, self.salt = first["run"], first["salt"]
+            changed = [name for name in key if of.get(name) != key[name]]
+            for line in lines:
+                self._take(line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CannotRun(f"{self.path} is no unfinished run ({type(error).__name__}: {error}); remove it") from error
         if changed:
             raise CannotRun(f"{self.path} is of another run ({', '.join(changed)} differ); give the same options, or "
                             "remove it")
-        self.salt = first["salt"]
-        for line in lines:
-            if "sample" in line:
-                sample = line["sample"]
-                self.samples[sample["index"]] = sample
-                self.wall = max(self.wall, sample["last_s"] or sample.get("failed_s") or sample["sent_s"])
-            elif "wall_s" in line:
-                self.wall = max(self.wall, line["wall_s"])
-            else:
-                self.sittings = line["sitting"]
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "sample" in line:
+            sample = line["sample"]
+            self.samples[sample["index"]] = sample
+            self.wall = max(self.wall, sample["last_s"] or sample.get("failed_s") or sample["sent_s"])
+        elif "wall_s" in line:
+            self.wall = max(self.wall, line["wall_s"])
+        elif "sent" in line:
+            self.sent.add(line["sent"])
+        else:
+            self.sittings = line["sitting"]
 
 
 def body_of(item: trace.Item, options: argparse.Namespace, salt: str | None) -> dict[str, Any]:
@@ -232,8 +264,10 @@ class Run:
         await _all([one(item) for item in self.items])
 
     async def _one(self, item: trace.Item, intended: float | None) -> None:
+        again = self.partial.sends(item.index)
         found = await self.client.stream(body_of(item, self.options, self.salt), self.start)
         sample = {"index": item.index, "conversation": item.conversation, "turn": item.turn, "intended_s": intended,
+                  "again": again,
                   **{name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()},
                   "expected_prompt_tokens": item.expected_prompt_tokens, "theoretical_reuse": item.theoretical_reuse}
         self.partial.add(sample)
@@ -414,10 +448,7 @@ def shown(record: dict[str, Any]) -> str:
     if any(odd := {name: summary[name] for name in ("no_output", "unfinished", "after_finish", "repetitive",
                                                     "errors_in_stream") if summary[name]}):
         lines.append(f"  of what succeeded: {', '.join(f'{count} {name}' for name, count in odd.items())}")
-    client = record["client"]
-    if client["healthy"] is False:
-        lines.append(f"  THE CLIENT WAS SLOW (its loop was late by {client['loop_lag_ms']} ms): the times are not the "
-                     "server's alone")
+    lines += [f"  DISTURBED: {words}: the figures are not the server's alone" for words in records.disturbances(record)]
     return "\n".join(lines)
 
 
@@ -517,6 +548,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = [Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)]
     try:
         return asyncio.run(_main(options, words))
+    except KeyboardInterrupt:
+        print("formal_perf_bench: interrupted before the first request, or after the last", file=sys.stderr)
+        return INTERRUPTED
     except CannotRun as error:
         print(f"formal_perf_bench: {error}", file=sys.stderr)
         return error.code
@@ -547,9 +581,9 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     fresh = not partial.samples
     try:
         await prepare(client, options.all_items, options)
-    except CannotRun:
+    except (CannotRun, asyncio.CancelledError):
         if fresh:
-            partial.path.unlink()
+            partial.done()
         raise
     run = Run(client, options.all_items, options, partial)
     began = time.monotonic()
@@ -567,17 +601,17 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     record["others_cores"] = others
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(shown(record))
-    print(f"kept as {bench_record.keep(options.name, record, options.out).name}")
+    text = shown(record)
+    path = bench_record.keep(options.name, record, options.out)
+    if run.ended_early is None or run.disagreement:
+        partial.done()
+    # Last: whoever reads it may go before it is all written.
+    print(f"{text}\nkept as {path.name}", flush=True)
     if run.ended_early is None:
-        partial.path.unlink()
         return 0
     print(f"formal_perf_bench: {run.ended_early}; {len(partial.samples)} of {len(options.all_items)} requests were "
           f"sent{'' if run.disagreement else '; --resume goes on with the rest'}", file=sys.stderr)
-    if run.disagreement:
-        partial.path.unlink()
-        return DISAGREES
-    return AWAY
+    return DISAGREES if run.disagreement else AWAY
 
 
 if __name__ == "__main__":

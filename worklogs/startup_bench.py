@@ -303,11 +303,11 @@ def _main(options: argparse.Namespace, words: list[str]) -> int:
         raise
     finally:
         if not partial.samples:
-            partial.path.unlink()
+            partial.done()
     record = record_of(series, words)
     print(micro_tables.startup([record]), end="")
     path = bench_record.keep(f"startup-{options.topic}", record, series.folder)
-    partial.path.unlink()
+    partial.done()
     print(f"kept as {series.folder.name}/{path.name}")
     failure = record["starts"][-1]["failure"]
     if failure is None:

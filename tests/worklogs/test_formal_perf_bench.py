@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.server_process import free_port
 from tests.worklogs.stub_process import stub
 from worklogs import formal_perf_bench, stub_server
-from worklogs.formal_perf_bench import definitions, trace
+from worklogs.formal_perf_bench import definitions, records, trace
 from worklogs.stub_server import answer, delta, usage
 
 # A time may be off by so much, or by this share.
@@ -171,6 +171,21 @@ def test_an_interrupted_run_is_resumed(tmp_path):
         assert run(path, url, out, "--resume")[0] == 1      # Nothing is left.
 
 
+def test_an_interrupted_start_leaves_nothing(tmp_path):
+    with stub(tmp_path, [answer(30.0, 0.01, 2, 10, 0)]) as (url, log, _):
+        words = [sys.executable, formal_perf_bench.__file__, str(dataset(tmp_path, 2)), "--base-url", url, "--kind",
+                 "stub", "--out", str(tmp_path / "out"), "--no-progress"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            while not (tmp_path / "out" / "formal-perf-stub.partial").exists():
+                time.sleep(0.02)
+            time.sleep(0.3)     # The first request of the warm-up is under way.
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
+    assert process.returncode == 130 and errors == (
+        "formal_perf_bench: interrupted before the first request, or after the last\n")
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_a_killed_sitting_counts_and_a_line_that_it_cut_off_is_sent_again(tmp_path):
     path = tmp_path / "x.partial"
     first = formal_perf_bench.Partial(path, {"commit": "a"}, False)
@@ -178,13 +193,48 @@ def test_a_killed_sitting_counts_and_a_line_that_it_cut_off_is_sent_again(tmp_pa
     first.add(sample)
     with path.open("a") as file:
         file.write('{"sample": {"index": 1, "se')
+    with pytest.raises(formal_perf_bench.CannotRun, match="goes on now"):
+        formal_perf_bench.Partial(path, {"commit": "a"}, True)
+    first.close()
     again = formal_perf_bench.Partial(path, {"commit": "a"}, True)
     assert (again.sittings, again.samples, again.wall, again.salt) == (2, {0: sample}, 1.5, first.salt)
     again.add({**sample, "index": 1})
+    again.close()
     assert formal_perf_bench.Partial(path, {"commit": "a"}, True).samples.keys() == {0, 1}
     # Samples of two versions are no run.
     with pytest.raises(formal_perf_bench.CannotRun, match="commit differ"):
         formal_perf_bench.Partial(path, {"commit": "b"}, True)
+
+
+@pytest.mark.parametrize("text", ["{}\n", "[]\n", '{"run": {}, "salt": "x"}\n{"sample": 3}\n', "7\n8\n",
+                                  '{"run": {}, "salt": "x"}\n{"what": 3}\n', '{"run": {"comm', ""])
+def test_what_is_no_partial_file_is_not_resumed(text, tmp_path):
+    path = tmp_path / "x.partial"
+    path.write_text(text)
+    with pytest.raises(formal_perf_bench.CannotRun, match="no unfinished run|is empty") as caught:
+        formal_perf_bench.Partial(path, {}, True)
+    assert "x.partial" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_request_that_was_under_way_is_sent_again_and_the_run_counts_as_disturbed(tmp_path, capsys):
+    """It finds its own prompt in the cache: a hit rate that no dataset allows must not pass for the server's."""
+    path, out = dataset(tmp_path, 4), tmp_path / "out"
+    quick = answer(0.01, 0.01, 2, 10, 9)
+    with stub(tmp_path, [quick, answer(30.0, 0.01, 2, 10, 0), quick, quick, quick]) as (url, log, _):
+        words = [sys.executable, formal_perf_bench.__file__, str(path), "--base-url", url, "--kind", "stub", "--out",
+                 str(out), "--no-progress", "--warm-up", "0"]
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+            while not log.exists():
+                time.sleep(0.02)
+            time.sleep(0.3)
+            assert run(path, url, out, "--resume")[0] == 1      # It still goes on.
+            assert "goes on now" in capsys.readouterr().err
+            process.kill()
+        status, record = run(path, url, out, "--resume")
+    assert status == 0 and [sample["again"] for sample in record["samples"]] == [False, True, False, False]
+    assert records.disturbances(record) == [
+        "it was measured in 2 sittings; 1 requests were sent twice and may have found their own prompts cached"]
+    assert "2 sittings" in records.health(record) and "DISTURBED: it was measured in 2" in capsys.readouterr().out
 
 
 def test_a_run_is_not_resumed_with_another_server(tmp_path, capsys):

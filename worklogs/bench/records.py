@@ -77,14 +77,23 @@ def disturbances(record: Record) -> list[str]:
         found.append(f"the client was slow, by up to {(client.get('loop_lag_ms') or {}).get('max')} ms")
     if others is not None and others > OTHERS_CORES:
         found.append(f"others used {others:g} cores")
+    if _sittings(record) > 1:
+        again = sum(bool(sample.get("again")) for sample in record["samples"])
+        found.append(f"it was measured in {_sittings(record)} sittings" + (
+            f"; {again} requests were sent twice and may have found their own prompts cached" if again else ""))
     return found
+
+
+def _sittings(record: Record) -> int:
+    return record.get("sittings") or 1
 
 
 def health(record: Record) -> str:
     """Of the client and of the machine, in words."""
     healthy, others = (record.get("client") or {}).get("healthy"), record.get("others_cores")
     words = {True: "client healthy", False: "client slow", None: "client's health not measured"}[healthy]
-    return f"{words}, " + ("others' cores not measured" if others is None else f"others used {others:g} cores")
+    words += ", " + ("others' cores not measured" if others is None else f"others used {others:g} cores")
+    return words + (f", {_sittings(record)} sittings" if _sittings(record) > 1 else "")
 
 
 def arm(record: Record) -> str:
