@@ -202,10 +202,14 @@ class Client:
     def __init__(self, base_url: str, timeout: float = 1800.0, api_key: str | None = None,
                  clock: Clock = time.monotonic) -> None:
         """Raises ValueError for what is no URL of a server."""
-        url = urllib.parse.urlsplit(base_url)
+        try:
+            url = urllib.parse.urlsplit(base_url)
+            port = url.port
+        except ValueError as error:
+            raise ValueError(f"{base_url} is not http://HOST:PORT: {error}") from error
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"{base_url} is not http://HOST:PORT")
-        self.host, self.port = url.hostname, url.port or (443 if url.scheme == "https" else 80)
+        self.host, self.port = url.hostname, port or (443 if url.scheme == "https" else 80)
         self.path = url.path.rstrip("/").removesuffix("/v1")
         self.timeout, self.clock = timeout, clock
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None
