@@ -88,13 +88,17 @@ class Partial:
             raise CannotRun(f"--out {path.parent}: no file can be written there: {error.strerror}") from error
         except jsonl.Held as error:
             raise CannotRun(str(error)) from error
-        if resume:
-            self._read(key)
-        else:
-            self._write({"run": key, "salt": self.salt})
-        # At its start, so that one that is killed counts; of its time the last sample's end is all that is known.
-        self.sittings += 1
-        self._write({"sitting": self.sittings})
+        try:
+            if resume:
+                self._read(key)
+            else:
+                self._write({"run": key, "salt": self.salt})
+            # At its start, so that one that is killed counts; of its time the last sample's end is all that is known.
+            self.sittings += 1
+            self._write({"sitting": self.sittings})
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def check(path: Path, resume: bool) -> None:
@@ -613,7 +617,12 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     Partial.check(path, options.resume)
     version = await version_of(client, options)
     key |= {"dataset": dataset.sha256, "server_version": version, "commit": bench_record.commit()["commit"]}
-    partial = Partial(path, key, options.resume)
+    with contextlib.closing(Partial(path, key, options.resume)) as partial:
+        return await _measure(client, dataset, partial, version, words, options)
+
+
+async def _measure(client: Client, dataset: trace.Dataset, partial: Partial, version: str | None, words: list[str],
+                   options: argparse.Namespace) -> int:
     fresh = not partial.samples
     try:
         await prepare(client, options.all_items, options)

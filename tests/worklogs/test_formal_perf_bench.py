@@ -291,6 +291,25 @@ def test_failures_are_classified_and_measured(tmp_path):
     assert late["first_s"] - late["sent_s"] > 0.025
 
 
+def test_an_event_that_is_odd_is_an_error_in_the_stream_and_no_failure(tmp_path):
+    """Success is a stream that was read to its end, whatever stands in it."""
+    odd = ['{"choices": [null]}', '{"choices": [{"delta": "word"}]}', '{"choices": {"delta": 1}}', '{"choices": 5}',
+           '[1]', "[" * 50_000, '{"choices": [{"delta": {"content": 7}, "finish_reason": 7}]}',
+           '{"usage": {"prompt_tokens": -3, "completion_tokens": "2", "prompt_tokens_details": [4]}}']
+    recording = [{"status": 200, "chunks": [[0.0, f"data: {words}\n\n"], [0.01, delta(content="word")],
+                                            # Its last line has no end.
+                                            [0.02, usage(9, 1, 0).rstrip()]]} for words in odd]
+    with stub(tmp_path, recording) as (url, _, _process):
+        status, record = run(dataset(tmp_path, len(odd)), url, tmp_path / "out")
+    samples = record["samples"]
+    print([sample["error"] for sample in samples])
+    assert status == 0 and {sample["class"] for sample in samples} == {"ok"}
+    assert all((sample["prompt_tokens"], sample["completion_tokens"], sample["deltas"]) == (9, 1, 1)
+               for sample in samples)
+    assert [bool(sample["error"]) for sample in samples] == [True] * 6 + [False] * 2
+    assert samples[6]["finish"] == "7" and record["summary"]["errors_in_stream"] == 6
+
+
 def test_a_timeout_bounds_the_wait_for_the_next_bytes(tmp_path):
     chunks = [[0.2 * step, delta(content="word")] for step in range(1, 6)]
     with stub(tmp_path, [{"status": 200, "chunks": chunks}, {"status": 200, "chunks": [*chunks, [20.0, "late"]]}]
