@@ -42,10 +42,14 @@ class Client:
         """Raises:
             ValueError: the URL is none, or not one of this machine.
         """
-        url = urllib.parse.urlsplit(base_url)
-        if url.scheme != "http" or not url.hostname or not url.port:
+        try:
+            url = urllib.parse.urlsplit(base_url)
+            port = url.port
+        except ValueError as error:
+            raise ValueError(f"--base-url {base_url} is not http://HOST:PORT: {error}") from error
+        if url.scheme != "http" or not url.hostname or not port:
             raise ValueError(f"--base-url {base_url} is not http://HOST:PORT")
-        self.host, self.port, self.path = url.hostname, url.port, url.path.rstrip("/").removesuffix("/v1")
+        self.host, self.port, self.path = url.hostname, port, url.path.rstrip("/").removesuffix("/v1")
         self.kind, self.model, self.timeout = kind, model, timeout
 
     def complete(self, ids: list[int], max_tokens: int = 1) -> Answer:
@@ -118,8 +122,8 @@ class OthersMeter:
         self._before = self._now()
 
     def cores(self) -> float | None:
-        """None if the server's process is not known."""
-        if self.server is None:
+        """None if the server's process is not known, or has gone, and what it used with it."""
+        if self.server is None or not lives(self.server):
             return None
         busy, own, wall = (now - before for now, before in zip(self._now(), self._before, strict=True))
         return round(max(0.0, busy - own) / wall, 3) if wall else 0.0
@@ -134,3 +138,12 @@ class OthersMeter:
         own = 0.0 if self.server == os.getpid() else time.process_time()
         return ((user + nice + system + irq + softirq) / tick, process_tree.seconds(self.server) + own,
                 time.perf_counter())
+
+
+def lives(process: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody waited for does not."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

@@ -24,6 +24,7 @@ line, 3 the server went away (what was measured until then is kept), 130 interru
 """
 import argparse
 import asyncio
+import contextlib
 import itertools
 import random
 import sys
@@ -37,7 +38,17 @@ from bench import definitions, micro_tables, steps  # noqa: E402
 from bench.client import Client, LoopLag, Reading  # noqa: E402
 from bench.progress import Progress  # noqa: E402
 from bench.words import WORDS  # noqa: E402
-from formal_perf_bench import AWAY, INTERRUPTED, KINDS, CannotRun, Partial, count, positive, result_name, settings  # noqa: E402
+from formal_perf_bench import (  # noqa: E402
+    AWAY,
+    INTERRUPTED,
+    KINDS,
+    CannotRun,
+    Partial,
+    count,
+    positive,
+    result_name,
+    settings,
+)
 
 BATCHES, CONTEXTS = "1,2,4,8,16", "0,1K,8K,32K,100K,200K"
 QUESTION_WORDS = 8
@@ -268,8 +279,12 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     key = {name: getattr(options, name) for name in (
         "base_url", "kind", "model", "batch", "context", "tokens", "rounds", "set", "server_command")}
     key |= {"server_version": version, "commit": bench_record.commit()["commit"]}
-    partial = Partial(options.out / f"{options.name}.partial", key, options.resume)
-    bench, ended = Bench(client, options, partial, longest), None
+    with contextlib.closing(Partial(options.out / f"{options.name}.partial", key, options.resume)) as partial:
+        return await _measure(Bench(client, options, partial, longest), version, words)
+
+
+async def _measure(bench: Bench, version: str | None, words: list[str]) -> int:
+    client, options, partial, ended = bench.client, bench.options, bench.partial, None
     try:
         await bench.run()
     except Away as error:
@@ -280,14 +295,16 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
         raise CannotRun(f"nothing was measured: {why}")
     partial.sat(client.clock() - bench.start)
     record = record_of(bench, version, words, ended)
-    print(micro_tables.decode_microbench([record]), end="")
-    if not record["client"]["healthy"]:
-        print(f"THE CLIENT WAS SLOW (its loop was late by {record['client']['loop_lag_ms']} ms): the times are not the "
-              "server's alone")
+    table = micro_tables.decode_microbench([record])
+    slow = "" if record["client"]["healthy"] else (
+        f"THE CLIENT WAS SLOW (its loop was late by {record['client']['loop_lag_ms']} ms): the times are not the "
+        "server's alone\n")
     path = bench_record.keep(options.name, record, options.out)
-    print(f"kept as {path.name}")
     if ended is None:
         partial.done()
+    # Last: whoever reads it may go before it is all written.
+    print(f"{table}{slow}kept as {path.name}", flush=True)
+    if ended is None:
         return 0
     print(f"decode_microbench: {ended}; --resume goes on with the rest", file=sys.stderr)
     return AWAY

@@ -35,6 +35,7 @@ import contextlib
 import json
 import random
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -47,7 +48,7 @@ import bench_record  # noqa: E402
 from bench import definitions, jsonl, records, stats, trace  # noqa: E402
 from bench.client import Client, LoopLag  # noqa: E402
 from bench.progress import Progress  # noqa: E402
-from bench_client import OthersMeter  # noqa: E402
+from bench_client import OthersMeter, lives  # noqa: E402
 
 KINDS = ("ours", "vllm", "llama", "transformers", "stub", "other")
 SALTED = ("ours", "vllm")
@@ -80,18 +81,24 @@ class Partial:
         self.sittings = 0
         self.salt = secrets.token_hex(8)
         self.check(path, resume)
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._held = jsonl.hold(path)
+        except OSError as error:
+            raise CannotRun(f"--out {path.parent}: no file can be written there: {error.strerror}") from error
         except jsonl.Held as error:
             raise CannotRun(str(error)) from error
-        if resume:
-            self._read(key)
-        else:
-            self._write({"run": key, "salt": self.salt})
-        # At its start, so that one that is killed counts; of its time the last sample's end is all that is known.
-        self.sittings += 1
-        self._write({"sitting": self.sittings})
+        try:
+            if resume:
+                self._read(key)
+            else:
+                self._write({"run": key, "salt": self.salt})
+            # At its start, so that one that is killed counts; of its time the last sample's end is all that is known.
+            self.sittings += 1
+            self._write({"sitting": self.sittings})
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def check(path: Path, resume: bool) -> None:
@@ -161,11 +168,19 @@ class Partial:
 
 
 def body_of(item: trace.Item, options: argparse.Namespace, salt: str | None) -> dict[str, Any]:
-    """What is sent."""
+    """What is sent.
+
+    Raises:
+        CannotRun: the lengths of answers that it asks for cannot be bounded.
+    """
     body = {**item.body, "model": options.model, "stream": True,
             "stream_options": {**(item.body.get("stream_options") or {}), "include_usage": True}}
     if options.max_tokens is not None or options.exact_tokens:
         asked = [body.pop(name, None) for name in ("max_tokens", "max_completion_tokens")]
+        for one in asked:
+            if one is not None and (isinstance(one, bool) or not isinstance(one, int)):
+                raise CannotRun(f"request {item.index} of the dataset asks for {one!r:.40} tokens at most, which is no "
+                                "count")
         most = [number for number in (*asked, options.max_tokens,
                                       item.answer_tokens if options.exact_tokens else None) if number is not None]
         body["max_tokens"] = min(most)
@@ -249,7 +264,7 @@ class Run:
         async def stream() -> None:
             for item in waiting:
                 await self._one(item, None)
-        await _all([stream() for _ in range(self.options.concurrency)])
+        await _all([stream() for _ in range(min(self.options.concurrency, len(self.items)))])
 
     async def _open(self) -> None:
         times = {item.index: when for item, when in zip(self.options.all_items, arrivals(
@@ -357,13 +372,30 @@ async def _compare_rendered(client: Client, items: list[trace.Item], options: ar
                    key=lambda item: item.expected_prompt_tokens or 0)
     for item in known[:RENDERED] if options.kind == "ours" else ():
         status, found = await client.ask("POST", "/v1/chat/completions/render", body_of(item, options, None))
-        if status != 200:
-            raise CannotRun(f"request {item.index} cannot be rendered by the server: {status} {str(found)[:200]}")
-        length = len(found["prompt_token_ids"])
+        ids = found.get("prompt_token_ids") if isinstance(found, dict) else None
+        if status != 200 or not isinstance(ids, list):
+            raise CannotRun(f"request {item.index} cannot be rendered by the server: {status} {str(found)[:200]} (is "
+                            f"it a server of --kind {options.kind}?)")
+        length = len(ids)
         if length != item.expected_prompt_tokens:
             raise CannotRun(f"the tokenizer that made the dataset disagrees with the server: request {item.index} "
                             f"renders to {length} tokens there, {item.expected_prompt_tokens} in the dataset; make the "
                             "dataset with this server's checkpoint (--any-tokenizer measures all the same)", DISAGREES)
+
+
+def manifest_of(receipt: Path) -> str:
+    """The hash of the manifest that was applied.
+
+    Raises:
+        CannotRun: it is no receipt.
+    """
+    try:
+        return str(json.loads(receipt.read_text(encoding="utf-8"))["manifest"])
+    except OSError as error:
+        raise CannotRun(f"--receipt {receipt}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotRun(f"--receipt {receipt}: is no receipt of patch_ops.sh ({type(error).__name__}: {error})"
+                        ) from error
 
 
 def dataset_of(dataset: trace.Dataset, requests: int) -> dict[str, Any]:
@@ -460,7 +492,9 @@ def settings(argument: str) -> tuple[str, Any]:
     """KEY=JSON of --set."""
     name, _, value = argument.partition("=")
     try:
-        return name, json.loads(value)
+        if not name:
+            raise ValueError("no key")
+        return name, json.loads(value, parse_constant=trace.no_number)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{argument!r} is not KEY=JSON: {error}") from error
 
@@ -518,7 +552,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="measure although the dataset's tokenizer is not the server's")
     parser.add_argument("--timeout", type=positive, default=1800.0,
                         help="seconds that the next bytes may take (default: %(default)s)")
-    parser.add_argument("--patience", type=float, default=10.0,
+    parser.add_argument("--patience", type=positive, default=10.0,
                         help="seconds that a server may be away before the run ends (default: %(default)s)")
     parser.add_argument("--rounds", type=count(0), default=stats.ROUNDS, help="draws for intervals (default: 300)")
     parser.add_argument("--server-command", default="", help="how the server was started; kept without paths")
@@ -568,7 +602,13 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
             raise CannotRun(f"--exact-tokens: request {lacking} has no answer_tokens; give --max-tokens")
     if options.open_loop:
         arrivals(options.all_items, options.rate, options.seed)
-    options.manifest = json.loads(options.receipt.read_text(encoding="utf-8"))["manifest"] if options.receipt else None
+    for item in options.all_items:
+        body_of(item, options, None)
+    if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise CannotRun(f"--json {options.json}: give a file in a folder that is there")
+    if options.server_pid and not lives(options.server_pid):
+        raise CannotRun(f"--server-pid {options.server_pid}: there is no such process")
+    options.manifest = manifest_of(options.receipt) if options.receipt else None
     client = Client(options.base_url, options.timeout, options.api_key)
     key = {name: getattr(options, name) for name in (
         "base_url", "kind", "model", "limit", "concurrency", "open_loop", "rate", "seed", "max_tokens", "exact_tokens",
@@ -577,7 +617,12 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     Partial.check(path, options.resume)
     version = await version_of(client, options)
     key |= {"dataset": dataset.sha256, "server_version": version, "commit": bench_record.commit()["commit"]}
-    partial = Partial(path, key, options.resume)
+    with contextlib.closing(Partial(path, key, options.resume)) as partial:
+        return await _measure(client, dataset, partial, version, words, options)
+
+
+async def _measure(client: Client, dataset: trace.Dataset, partial: Partial, version: str | None, words: list[str],
+                   options: argparse.Namespace) -> int:
     fresh = not partial.samples
     try:
         await prepare(client, options.all_items, options)
@@ -599,10 +644,10 @@ async def _main(options: argparse.Namespace, words: list[str]) -> int:
     record = record_of(dataset, run, lag.health(), version, words, options)
     record["client"]["watched_s"] = round(time.monotonic() - began, 3)
     record["others_cores"] = others
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     text = shown(record)
     path = bench_record.keep(options.name, record, options.out)
+    if options.json:
+        shutil.copyfile(path, options.json)
     if run.ended_early is None or run.disagreement:
         partial.done()
     # Last: whoever reads it may go before it is all written.

@@ -291,8 +291,12 @@ def _main(options: argparse.Namespace, words: list[str]) -> int:
         raise CannotRun(f"port {plan.port} is taken: end what listens there, or give PORT=")
     key = {"file": plan.source, "command": hashlib.sha256(json.dumps(plan.command).encode()).hexdigest(),
            "overridden": plan.overridden, "starts": options.starts, "page_cache": options.page_cache}
-    partial = Partial(options.out / f"{options.topic}.startup.partial", key, options.resume)
-    series = Series(plan, options, partial)
+    with contextlib.closing(Partial(options.out / f"{options.topic}.startup.partial", key, options.resume)) as partial:
+        return _measure(Series(plan, options, partial), words)
+
+
+def _measure(series: Series, words: list[str]) -> int:
+    plan, options, partial = series.plan, series.options, series.partial
     say(f"{options.yaml.name}, overridden: {', '.join(plan.overridden) or 'nothing'}")
     say(f"  {bench_record.without_paths(plan.command)}")
     try:

@@ -291,6 +291,25 @@ def test_failures_are_classified_and_measured(tmp_path):
     assert late["first_s"] - late["sent_s"] > 0.025
 
 
+def test_an_event_that_is_odd_is_an_error_in_the_stream_and_no_failure(tmp_path):
+    """Success is a stream that was read to its end, whatever stands in it."""
+    odd = ['{"choices": [null]}', '{"choices": [{"delta": "word"}]}', '{"choices": {"delta": 1}}', '{"choices": 5}',
+           '[1]', "[" * 50_000, '{"choices": [{"delta": {"content": 7}, "finish_reason": 7}]}',
+           '{"usage": {"prompt_tokens": -3, "completion_tokens": "2", "prompt_tokens_details": [4]}}']
+    recording = [{"status": 200, "chunks": [[0.0, f"data: {words}\n\n"], [0.01, delta(content="word")],
+                                            # Its last line has no end.
+                                            [0.02, usage(9, 1, 0).rstrip()]]} for words in odd]
+    with stub(tmp_path, recording) as (url, _, _process):
+        status, record = run(dataset(tmp_path, len(odd)), url, tmp_path / "out")
+    samples = record["samples"]
+    print([sample["error"] for sample in samples])
+    assert status == 0 and {sample["class"] for sample in samples} == {"ok"}
+    assert all((sample["prompt_tokens"], sample["completion_tokens"], sample["deltas"]) == (9, 1, 1)
+               for sample in samples)
+    assert [bool(sample["error"]) for sample in samples] == [True] * 6 + [False] * 2
+    assert samples[6]["finish"] == "7" and record["summary"]["errors_in_stream"] == 6
+
+
 def test_a_timeout_bounds_the_wait_for_the_next_bytes(tmp_path):
     chunks = [[0.2 * step, delta(content="word")] for step in range(1, 6)]
     with stub(tmp_path, [{"status": 200, "chunks": chunks}, {"status": 200, "chunks": [*chunks, [20.0, "late"]]}]
@@ -364,6 +383,10 @@ def test_what_is_sent(tmp_path):
     (b'{"body": {"messages": [{}]}, "arrival_s": "soon"}', "line 2: arrival_s"),
     (b'{"body": {"messages": [{}]}, "conversation": 3}', "line 2: conversation"),
     (b'{"body": {"messages": ["\xff"]}}', "line 2: does not parse"),
+    (b'{"body": {"messages": [{}]}, "arrival_s": NaN}', "line 2: does not parse: NaN is no JSON"),
+    (b'{"body": {"messages": [{}]}, "arrival_s": 1e400}', "line 2: arrival_s is inf"),
+    (b'{"body": {"messages": [{}], "stream_options": "all"}}', "line 2: stream_options is 'all'"),
+    (b'{"body": {"messages": [{}]}, "expected_prompt_tokens": 4, "theoretical_reuse": 5}', "reuse is 5, of 4"),
 ])
 def test_a_dataset_that_does_not_parse(line, words, tmp_path, capsys):
     path = tmp_path / "bad.jsonl"
@@ -376,6 +399,12 @@ def test_a_dataset_that_does_not_parse(line, words, tmp_path, capsys):
 @pytest.mark.parametrize(("words", "found"), [
     ([], "connection"), (["--base-url", "ftp://x"], "ftp://x is not"), (["--open-loop"], "has no arrival_s"),
     (["--resume"], "nothing to resume"), (["--exact-tokens"], "has no answer_tokens"),
+    (["--base-url", "http://127.0.0.1:99999"], "http://127.0.0.1:99999 is not http://host:port"),
+    (["--base-url", "http://127.0.0.1:http"], "http://127.0.0.1:http is not http://host:port"),
+    (["--json", "/nowhere/x.json"], "--json /nowhere/x.json"), (["--json", "/tmp"], "--json /tmp"),
+    (["--receipt", "/nowhere/x.json"], "--receipt /nowhere/x.json: no such file"),
+    (["--receipt", __file__], "test_formal_perf_bench.py: is no receipt"),
+    (["--server-pid", "4194999"], "--server-pid 4194999: there is no such process"),
 ])
 def test_bad_input_is_one_line(words, found, tmp_path, capsys):
     out = tmp_path / "out"
@@ -386,11 +415,36 @@ def test_bad_input_is_one_line(words, found, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [["--concurrency", "0"], ["--kind", "llama", "--cache", "salt"], ["--rate", "1"],
-                                   ["--set", "a=b"], ["--name", "A B"]])
+                                   ["--set", "a=b"], ["--set", "=1"], ["--set", "a=NaN"], ["--name", "A B"],
+                                   ["--patience", "nan"], ["--patience", "-1"]])
 def test_a_bad_command_line_is_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:
         formal_perf_bench.parse(["x", *words])
     assert ended.value.code == 2 and words[0] in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_or_bounded_ends_before_anything_is_sent(tmp_path, capsys):
+    path = dataset(tmp_path, 2)
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text('{"messages": [{}], "max_tokens": "many"}\n')
+    with stub(tmp_path) as (url, log, _process):
+        assert run(path, url, path / "out")[0] == 1
+        assert f"--out {path / 'out'}: no file can be written there" in capsys.readouterr().err
+        assert run(odd, url, tmp_path / "out", "--max-tokens", "5")[0] == 1
+        assert "request 0 of the dataset asks for 'many' tokens" in capsys.readouterr().err
+        words = dataset(tmp_path, 1, expected_prompt_tokens=[10]), url, tmp_path / "out"
+        assert run(*words, kind="ours")[0] == 1 and "is it a server of --kind ours?" in capsys.readouterr().err
+    assert not log.exists() and not list((tmp_path / "out").iterdir())
+
+
+def test_more_streams_than_requests_cost_nothing(tmp_path):
+    out = tmp_path / "out"
+    with stub(tmp_path, [answer(0.01, 0.01, 2, 10, 0)]) as (url, _, _process):
+        began = time.monotonic()
+        status, record = run(dataset(tmp_path, 2), url, out, "--concurrency", "1000000000", "--json",
+                             str(tmp_path / "it.json"))
+    assert status == 0 and record["concurrency"] == 1_000_000_000 and time.monotonic() - began < 20
+    assert json.loads((tmp_path / "it.json").read_text()) == record
 
 
 def test_a_dataset_that_is_not_its_manifests(tmp_path, capsys):

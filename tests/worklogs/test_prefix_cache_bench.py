@@ -130,6 +130,8 @@ def test_others_load_is_told_from_the_servers():
         without, with_it = its_server.cores(), another.cores()
         busy.kill()
         idle.kill()
+    # What a process that has gone had used would count as others'.
+    assert its_server.cores() is None
     print(f"others use {without} cores beside the busy process, {with_it} with it")
     assert without is not None and with_it is not None and with_it - without > 0.1
     assert OthersMeter(None).cores() is None

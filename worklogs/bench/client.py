@@ -109,18 +109,26 @@ class Reading:
 
     def on_message_complete(self) -> None:
         """The whole response is there."""
-        if self.status is not None and self.status >= 200:
-            self.complete = True
+        if self.status is None or self.status < 200:
+            return
+        # A last line may have no end.
+        if self._rest.startswith(b"data:"):
+            self._event(self._rest[5:].strip())
+        self._rest = b""
+        self.complete = True
 
     def _event(self, data: bytes) -> None:
+        """An event that is not what it should be is an error in the stream, and no error of the transport."""
         if data == b"[DONE]" or not data:
             return
+        words = data[:80].decode(errors="replace")
         try:
             found = json.loads(data)
-        except ValueError:
-            self.error = self.error or f"an event is no JSON: {data[:80].decode(errors='replace')}"
+        except (ValueError, RecursionError):
+            self.error = self.error or f"an event is no JSON: {words}"
             return
         if not isinstance(found, dict):
+            self.error = self.error or f"an event is no object: {words}"
             return
         if found.get("error"):
             inner = found["error"]
@@ -128,11 +136,16 @@ class Reading:
         if isinstance(found.get("id"), str):
             self.id = found["id"]
         self._usage(found)
-        for choice in found.get("choices") or ():
+        choices = found.get("choices") or ()
+        if not isinstance(choices, list | tuple) or not all(
+                isinstance(choice, dict) and isinstance(choice.get("delta") or {}, dict) for choice in choices):
+            self.error = self.error or f"an event's choices are odd: {words}"
+            return
+        for choice in choices:
             # A completion has its text where a chat has a delta.
             self._delta(choice.get("delta") or {"content": choice.get("text")})
             if choice.get("finish_reason"):
-                self.finish = choice["finish_reason"]
+                self.finish = str(choice["finish_reason"])
 
     def _delta(self, delta: dict[str, Any]) -> None:
         text = "".join(value for name in ("reasoning_content", "reasoning", "content")
@@ -165,7 +178,7 @@ class Reading:
 
 
 def _count(value: Any, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
 
 
 class _Connection(asyncio.Protocol):
@@ -203,10 +216,14 @@ class Client:
     def __init__(self, base_url: str, timeout: float = 1800.0, api_key: str | None = None,
                  clock: Clock = time.monotonic) -> None:
         """Raises ValueError for what is no URL of a server."""
-        url = urllib.parse.urlsplit(base_url)
+        try:
+            url = urllib.parse.urlsplit(base_url)
+            port = url.port
+        except ValueError as error:
+            raise ValueError(f"{base_url} is not http://HOST:PORT: {error}") from error
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"{base_url} is not http://HOST:PORT")
-        self.host, self.port = url.hostname, url.port or (443 if url.scheme == "https" else 80)
+        self.host, self.port = url.hostname, port or (443 if url.scheme == "https" else 80)
         self.path = url.path.rstrip("/").removesuffix("/v1")
         self.timeout, self.clock = timeout, clock
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None

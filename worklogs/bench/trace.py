@@ -4,7 +4,7 @@ A line is an object:
   body                     of POST /v1/chat/completions; sent as it stands, but for what the bench says it replaces
   conversation, turn       which requests belong together (text), and the how manieth this one is (from 0)
   expected_prompt_tokens   after rendering with the served template, by the tokenizer that made the dataset, or null
-  theoretical_reuse        tokens that some earlier request's prompt began with, or null
+  theoretical_reuse        tokens that some earlier request's prompt began with, or null; not more than the prompt has
   answer_tokens            how long the answer should be where the bench forces lengths, or null
   arrival_s                seconds from the run's start (open loop), or null
 All but body are optional. An object with `messages` and without `body` is taken for a body.
@@ -14,6 +14,7 @@ Beside NAME.jsonl there may be NAME.manifest.json; then the file must have the S
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,18 @@ def _manifest(path: Path) -> dict[str, Any]:
     return found
 
 
+def no_number(word: str) -> Any:
+    """For json.loads, which takes NaN and Infinity otherwise, as no server does.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"{word} is no JSON")
+
+
 def _item(line: bytes, index: int, where: str) -> Item:
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_constant=no_number)
     except ValueError as error:
         raise DatasetError(f"{where}: does not parse: {error}") from error
     if not isinstance(found, dict):
@@ -118,8 +128,14 @@ def _item(line: bytes, index: int, where: str) -> Item:
     numbers = {name: _count(found.get(name), f"{where}: {name}")
                for name in ("turn", "expected_prompt_tokens", "theoretical_reuse", "answer_tokens")}
     arrival = found.get("arrival_s")
-    if arrival is not None and (isinstance(arrival, bool) or not isinstance(arrival, int | float) or arrival < 0):
+    if arrival is not None and (isinstance(arrival, bool) or not isinstance(arrival, int | float)
+                                or not 0 <= arrival < math.inf):
         raise DatasetError(f"{where}: arrival_s is {arrival!r:.40}, not a number of seconds")
+    prompt, reused = numbers["expected_prompt_tokens"], numbers["theoretical_reuse"]
+    if prompt is not None and reused is not None and reused > prompt:
+        raise DatasetError(f"{where}: theoretical_reuse is {reused}, of {prompt} expected_prompt_tokens")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise DatasetError(f"{where}: stream_options is {body['stream_options']!r:.40}, not an object")
     return Item(index, body, conversation, numbers["turn"] or 0, numbers["expected_prompt_tokens"],
                 numbers["theoretical_reuse"], numbers["answer_tokens"], arrival)
 
