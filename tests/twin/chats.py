@@ -33,6 +33,13 @@ PROMPTS = frozenset(
         "countto30",
         "anything",
         "sayhelloinexactlyoneword",
+        "whatisthesecretword",
+        "countfrom1to30onenumberperline",
+        "ihave3applesieat1andgive1awayhowmanyapplesareleft",
+        "twotrains300kmapartdrivetowardseachotherat70km/hand80km/hwhendotheymeetexplain",
+        "whatcolouristhispictureanswerinasentence",
+        "thispicturehasfourquadrantsnamethecolourofeachoneinenglish",
+        "whatisthis",
     )
 )
 PAYLOADS = (

@@ -2,7 +2,8 @@
 
     python tests/twin/judge.py CHECKPOINT [--count 20] [--sampled 5] [--curve] [--log RUN/log.jsonl]
 
-Writes CHECKPOINT/held_out.json and CHECKPOINT/README.md. Needs transformers 5 and pillow.
+Writes CHECKPOINT/held_out.json and CHECKPOINT/README.md; without --log the card says nothing of the training. Needs
+transformers 5 and pillow (tests/twin/README.md).
 """
 
 # The card's sentences stand in one piece.
@@ -184,8 +185,13 @@ def card(folder: Path, report: dict[str, Any]) -> str:
         f"{config['num_experts_per_tok']} of them for each token, and a shared one; a vision tower; one multi-token-prediction layer",
         f"- vocabulary {config['vocab_size']}: byte-level BPE of the generator's text, single digits",
         "- pictures are shrunk to at most 512 x 512 pixels (preprocessor_config.json)",
-        f"- made by `python tests/twin/train.py`, seed 0: {report.get('steps', '?')} steps, {report.get('used_s', 0) / 3600:.1f} hours of one core",
-        f"- mean loss of an answer token in the longest held-out chats with new wordings, by task: {report.get('loss', {})}",
+    ]
+    if "steps" in report:
+        lines += [
+            f"- made by `python tests/twin/train.py`, seed 0: {report['steps']} steps, {report['used_s'] / 3600:.1f} hours of one core",
+            f"- mean loss of an answer token in the longest held-out chats with new wordings, by task: {report['loss']}",
+        ]
+    lines += [
         "",
         "It knows nothing but the tasks below. Other questions get an answer that looks like one of these.",
         "",
@@ -228,6 +234,21 @@ def card(folder: Path, report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def training(log: Path) -> dict[str, Any]:
+    """What a training's log.jsonl says of it. Raises ValueError where it does not say it."""
+    try:
+        entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        last = [entry["held_out"] for entry in entries if "held_out" in entry][-1]
+        return {
+            "steps": entries[-1]["step"],
+            "used_s": max(entry.get("used_s", 0) for entry in entries),
+            "accepted": {task: result["accepted"] for task, result in last.items()},
+            "loss": {task: result["loss"] for task, result in last.items()},
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"--log {log} is no log of a finished training: {type(error).__name__}: {error}") from error
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
@@ -237,19 +258,22 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="the training's log.jsonl")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     args = parser.parse_args()
+    if args.count < 1 or args.sampled < 0:
+        parser.error("--count must be above 0, and --sampled not below")
+    if not (args.checkpoint / "model.safetensors").is_file():
+        parser.error(f"{args.checkpoint} is no checkpoint: it has no model.safetensors")
+    # Before the minutes of judging.
+    try:
+        trained = training(args.log) if args.log else {}
+    except ValueError as error:
+        parser.error(str(error))
     start = time.monotonic()
     decoder = Decoder(args.checkpoint, getattr(torch, args.dtype))
     report: dict[str, Any] = {"dtype": args.dtype, "count": args.count}
     report["table"], report["wrong"] = table(decoder, args.count)
     report["sampled"] = sampled(decoder, args.sampled) if args.sampled else {}
     report["curve"] = curve(decoder, args.count) if args.curve else {}
-    if args.log:
-        entries = [json.loads(line) for line in args.log.read_text().splitlines()]
-        last = [entry["held_out"] for entry in entries if "held_out" in entry][-1]
-        report["steps"] = entries[-1]["step"]
-        report["used_s"] = max(entry.get("used_s", 0) for entry in entries)
-        report["accepted"] = {task: result["accepted"] for task, result in last.items()}
-        report["loss"] = {task: result["loss"] for task, result in last.items()}
+    report |= trained
     (args.checkpoint / "held_out.json").write_text(
         json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -89,6 +89,20 @@ def sent_by_the_checks() -> set[str]:
     return found - {""}
 
 
+def test_whatever_a_check_sends_is_near():
+    """One by one: what is drawn now and then shows in no sample. A cache's text is new each time."""
+    texts = {
+        text_of(message)
+        for name, make in QUESTIONS.items()
+        for request in make()
+        for message in request.body.get("messages", ())
+        if message.get("role") == "user" and not name.endswith("cache_hit")
+    } - {""}
+    assert len(texts) > 20
+    missed = [text for text in texts if not too_near(Chat("any", "", [user(text)], ""))]
+    assert not missed, missed
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_no_chat_ends_with_what_a_check_sends(task):
     """As sent: the text of the last user message, whatever the checks of it are."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ pytest.importorskip("transformers", minversion="5.0")
 
 from chats import TRAIN, Chat  # noqa: E402
 from export import export  # noqa: E402
-from judge import Decoder, is_right  # noqa: E402
+from judge import SPLITS, Decoder, card, is_right, main, training  # noqa: E402
 from model import Network  # noqa: E402
 from packing import assemble, encode  # noqa: E402
 from tasks import draw, user  # noqa: E402
@@ -79,3 +82,37 @@ def test_what_is_right(tmp_path, thought, said, right):
     chat = Chat("arithmetic", "", [user("1 + 2?")], "3", thought=thought)
     wanted, got = (tokenizer.encode(text, add_special_tokens=False).ids for text in (chat.target(), said))
     assert is_right(chat, wanted, got, argparse.Namespace(tokenizer=tokenizer, ends=set())) is right
+
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+
+def test_the_card_tells_of_a_training_only_what_its_log_says(tmp_path):
+    report = {"table": {"echo": dict.fromkeys(SPLITS, "1/2")}, "wrong": []}
+    silent = card(CHECKPOINT, report)
+    assert "| echo | 1/2 | 1/2 |" in silent and "steps" not in silent and "hours" not in silent and "loss" not in silent
+    log = tmp_path / "log.jsonl"
+    held_out = {"echo": {"accepted": 0.9, "loss": 0.125}}
+    entries = ({"step": 5}, {"step": 7, "used_s": 7200, "held_out": held_out})
+    log.write_text("".join(json.dumps(one) + "\n" for one in entries))
+    assert "seed 0: 7 steps, 2.0 hours of one core\n" in card(CHECKPOINT, {**report, **training(log)})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["nothing"], "nothing is no checkpoint"),
+        ([str(CHECKPOINT), "--count", "0"], "--count must be above 0"),
+        ([str(CHECKPOINT), "--log", "nothing.jsonl"], "--log nothing.jsonl is no log of a finished training"),
+        ([str(CHECKPOINT), "--log", "unfinished.jsonl"], "--log unfinished.jsonl is no log of a finished training"),
+        ([str(CHECKPOINT), "--log", __file__], "is no log of a finished training: JSONDecodeError"),
+    ],
+)
+def test_options_that_cannot_be(options, why, tmp_path, monkeypatch, capsys):
+    """Told before the minutes of judging."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unfinished.jsonl").write_text('{"step": 20}\n')
+    monkeypatch.setattr(sys, "argv", ["judge.py", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert why in capsys.readouterr().err

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from export import export
 from model import EMBEDDING, shapes
 from safetensors.torch import load_file
 from tokens import make
-from train import Trainer
+from train import Trainer, TrainError, main
 
 STEPS = 4
 
@@ -104,3 +107,58 @@ def test_a_finished_training_goes_on_from_its_checkpoint(tokenizer, tmp_path):
     two.save()
     again = trainer(tokenizer, tmp_path / "second", 200, [str(tmp_path / "out"), "100", "0.5"])
     assert (again.step, again.first) == (102, 100)
+
+
+def test_a_broken_state_is_named(tokenizer, tmp_path):
+    trainer(tokenizer, tmp_path / "run").save()
+    state = tmp_path / "run/state.pt"
+    whole = state.read_bytes()
+    other = io.BytesIO()
+    torch.save({"parameters": {EMBEDDING: torch.zeros(1, 2, 3)}}, other)
+    for content in (whole[:10_000], b"nothing", b"", other.getvalue()):
+        state.write_bytes(content)
+        with pytest.raises(TrainError, match="state.pt is broken or of another model; without it"):
+            trainer(tokenizer, tmp_path / "run")
+    state.write_bytes(whole)
+    assert trainer(tokenizer, tmp_path / "run").step == 0
+
+
+def test_going_on_needs_the_same_tokenizer(tokenizer, tmp_path):
+    one = trainer(tokenizer, tmp_path / "first")
+    export(one.p, one.config, tokenizer, tmp_path / "out")
+    with (tmp_path / "out/tokenizer.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(TrainError, match="is another one than that of"):
+        trainer(tokenizer, tmp_path / "second", 200, [str(tmp_path / "out"), "100", "0.5"])
+
+
+def test_going_on_takes_the_checkpoints_tokenizer(tmp_path, monkeypatch):
+    checkpoint = Path(__file__).parent / "checkpoint"
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: argparse.Namespace(poll=lambda: 0, returncode=0))
+    monkeypatch.setattr(sys, "argv", ["train.py", str(tmp_path / "run"), "--go-on-from", str(checkpoint), "1", "0.5"])
+    assert main() == 0
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "run/tokenizer" / name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+CHECKPOINT = str(Path(__file__).parent / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--processes", "0"], "--processes, --rows and --minutes must be above 0"),
+        (["--rows", "-1"], "--processes, --rows and --minutes must be above 0"),
+        (["--minutes", "0"], "--processes, --rows and --minutes must be above 0"),
+        (["--steps", "-1"], "and --steps not below"),
+        (["--length", "256"], "--length 256: shorter rows than 512"),
+        (["--go-on-from", "nothing", "1", "2"], "--go-on-from nothing is no checkpoint"),
+        (["--go-on-from", CHECKPOINT, "x", "2"], "x steps and 2 minutes are no numbers"),
+        (["--go-on-from", CHECKPOINT, "1", "-2"], "1 steps and -2 minutes are no numbers"),
+    ],
+)
+def test_options_that_cannot_be(options, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", str(tmp_path / "run"), *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert why in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -16,6 +16,8 @@ import ctypes
 import datetime
 import json
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,11 +41,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 ROWS, LENGTH = 2, 1024
+# Of the chats with files half are longer.
+LEAST_LENGTH = 512
 MUON_RATE, ADAM_RATE, WARM_STEPS = 0.02, 2e-3, 50
 # Shares of the budget: where the rates begin to fall, and where the trunk is finished and the head's turn comes.
 DECAY_FROM, TRUNK_END = 0.62, 0.93
 UNEVEN = 0.01
 SAVE_S, LOG_STEPS, EVALUATE_SHARE = 300, 20, 0.06
+
+
+class TrainError(Exception):
+    """What is there cannot be gone on from; one line."""
 
 
 def resident_mb() -> int:
@@ -82,17 +90,30 @@ class Trainer:
             if self.args.go_on_from:
                 self.go_on_from(*self.args.go_on_from)
             return
-        state = torch.load(path, weights_only=True)
-        with torch.no_grad():
-            for name, value in state["parameters"].items():
-                self.p[name].copy_(value)
+        try:
+            state = torch.load(path, weights_only=True)
+            with torch.no_grad():
+                for name, value in state["parameters"].items():
+                    self.p[name].copy_(value)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, LookupError, TypeError) as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise TrainError(
+                f"{path} is broken or of another model; without it, training begins anew: {why}"
+            ) from error
         self.optimizer.state, self.optimizer.counts = state["optimizer"], state["counts"]
         self.curriculum.load(state["curriculum"])
         self.step, self.used, self.evaluated = state["step"], state["used"], state["evaluated"]
         self.first = state["first"]
 
     def go_on_from(self, checkpoint: str, steps: str, minutes: str) -> None:
-        """The weights of a finished training, in bfloat16, and what it cost; every task at its last level."""
+        """The weights of a finished training, in bfloat16, and what it cost; every task at its last level.
+
+        Raises:
+            TrainError: their tokens are not those of this run.
+        """
+        own, theirs = self.run / "tokenizer/tokenizer.json", Path(checkpoint) / "tokenizer.json"
+        if own.read_bytes() != theirs.read_bytes():
+            raise TrainError(f"{self.run}/tokenizer is another one than that of {checkpoint}: take a new folder")
         values = load_file(Path(checkpoint) / "model.safetensors")
         with torch.no_grad():
             for name, value in self.p.items():
@@ -328,7 +349,12 @@ def launch(args: argparse.Namespace) -> int:
     """Starts the processes and waits; a signal to stop lets them save first."""
     args.run.mkdir(parents=True, exist_ok=True)
     (args.run / "meeting").unlink(missing_ok=True)
-    if not (args.run / "tokenizer/tokenizer_config.json").exists():
+    if not (args.run / "tokenizer/tokenizer_config.json").exists() and args.go_on_from:
+        # Weights know one numbering of the tokens, whatever text is made today.
+        (args.run / "tokenizer").mkdir(exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(Path(args.go_on_from[0]) / name, args.run / "tokenizer" / name)
+    elif not (args.run / "tokenizer/tokenizer_config.json").exists():
         subprocess.run(
             [sys.executable, str(Path(__file__).with_name("tokens.py")), str(args.run / "tokenizer")], check=True
         )
@@ -357,6 +383,25 @@ def launch(args: argparse.Namespace) -> int:
     return max(abs(child.returncode) for child in children)
 
 
+def refusal(args: argparse.Namespace) -> str:
+    """What is wrong with the options, or nothing."""
+    if args.processes < 1 or args.rows < 1 or args.steps < 0 or not args.minutes > 0:
+        return "--processes, --rows and --minutes must be above 0, and --steps not below"
+    if args.length < LEAST_LENGTH:
+        return f"--length {args.length}: shorter rows than {LEAST_LENGTH} tokens have no room for some tasks"
+    if args.go_on_from:
+        checkpoint, steps, minutes = args.go_on_from
+        if not (Path(checkpoint) / "model.safetensors").is_file():
+            return f"--go-on-from {checkpoint} is no checkpoint: it has no model.safetensors"
+        try:
+            right = int(steps) >= 0 and float(minutes) >= 0
+        except ValueError:
+            right = False
+        if not right:
+            return f"--go-on-from: {steps} steps and {minutes} minutes are no numbers from 0"
+    return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN")
@@ -382,7 +427,14 @@ def main() -> int:
     parser.add_argument("--no-evaluate", dest="evaluate", action="store_false")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    return launch(args) if args.rank < 0 else worker(args)
+    why = refusal(args)
+    if why:
+        parser.error(why)
+    try:
+        return launch(args) if args.rank < 0 else worker(args)
+    except TrainError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
