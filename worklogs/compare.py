@@ -101,15 +101,16 @@ def row(ratio: stats.Ratio) -> list[str]:
             f"{ratio.noise:.1%}{'' if ratio.measured else ' assumed'}", str(ratio.count), ratio.verdict]
 
 
-def disturbed(found: list[records.Record]) -> list[str]:
-    """A line for each run whose figures are not the server's alone."""
-    return [f"{records.title(record)}: {'; '.join(why)}" for record in found if (why := records.disturbances(record))]
+def disturbed(found: list[records.Record], others: float = records.OTHERS_CORES) -> list[str]:
+    """A line for each run whose figures are not the server's alone. others: cores that others may use."""
+    return [f"{records.title(record)}: {'; '.join(why)}" for record in found
+            if (why := records.disturbances(record, others))]
 
 
 def compare(found: list[records.Record], by_record: bool = False, rounds: int = stats.ROUNDS,
-            noise: float = stats.ASSUMED_NOISE) -> list[dict[str, Any]]:
+            noise: float = stats.ASSUMED_NOISE, others: float = records.OTHERS_CORES) -> list[dict[str, Any]]:
     """Every arm against the first: {"base", "other" (names), "runs" [n, n], "verdict", "disturbed" (a line for each
-    run that was), "ratios"}.
+    run that was), "ratios"}. others: cores that others may use.
 
     Raises:
         RecordError: see `arms`.
@@ -125,7 +126,7 @@ def compare(found: list[records.Record], by_record: bool = False, rounds: int = 
                                rounds=rounds, noise=noise)
         compared.append({"base": records.name(base[0]), "other": records.name(other[0]),
                          "runs": [len(base), len(other)], "verdict": overall(ratios),
-                         "disturbed": disturbed([*base, *other]), "ratios": ratios})
+                         "disturbed": disturbed([*base, *other], others), "ratios": ratios})
     return compared
 
 

@@ -65,14 +65,14 @@ def title(record: Record) -> str:
     return name(record) + (f" of {record['utc']}" if record.get("utc") else "")
 
 
-def disturbances(record: Record) -> list[str]:
+def disturbances(record: Record, most: float = OTHERS_CORES) -> list[str]:
     """Why the figures of a run are not the server's alone; a few words each. What was not measured is not among them:
-    see `health`."""
+    see `health`. most: cores that others may use."""
     client, others = record.get("client") or {}, record.get("others_cores")
     found = [f"it ended early: {record['ended_early']}"] if record.get("ended_early") else []
     if client.get("healthy") is False:
         found.append(f"the client was slow, by up to {(client.get('loop_lag_ms') or {}).get('max')} ms")
-    if others is not None and others > OTHERS_CORES:
+    if others is not None and others > most:
         found.append(f"others used {others:g} cores")
     if _sittings(record) > 1:
         again = sum(bool(sample.get("again")) for sample in record["samples"])
