@@ -51,9 +51,14 @@ def arms(found: list[records.Record]) -> dict[str, list[records.Record]]:
     """Records by arm, the first record's arm first.
 
     Raises:
-        RecordError: one arm only, records that did not measure the same, or two of one run.
+        RecordError: one arm only, records that did not measure the same or by other definitions, or two of one run.
     """
     records.refuse_one_run_twice(found)
+    for record in found:
+        if record["definitions"] != definitions.VERSION:
+            raise records.RecordError(f"{records.title(record)} has the figures of {record['definitions']}, and this "
+                                      f"program computes {definitions.VERSION}: compare them by the commit that made "
+                                      "it")
     grouped: dict[str, list[records.Record]] = {}
     for record in found:
         if differences := records.differences(found[0], record):
@@ -96,15 +101,16 @@ def row(ratio: stats.Ratio) -> list[str]:
             f"{ratio.noise:.1%}{'' if ratio.measured else ' assumed'}", str(ratio.count), ratio.verdict]
 
 
-def disturbed(found: list[records.Record]) -> list[str]:
-    """A line for each run whose figures are not the server's alone."""
-    return [f"{records.title(record)}: {'; '.join(why)}" for record in found if (why := records.disturbances(record))]
+def disturbed(found: list[records.Record], others: float = records.OTHERS_CORES) -> list[str]:
+    """A line for each run whose figures are not the server's alone. others: cores that others may use."""
+    return [f"{records.title(record)}: {'; '.join(why)}" for record in found
+            if (why := records.disturbances(record, others))]
 
 
 def compare(found: list[records.Record], by_record: bool = False, rounds: int = stats.ROUNDS,
-            noise: float = stats.ASSUMED_NOISE) -> list[dict[str, Any]]:
+            noise: float = stats.ASSUMED_NOISE, others: float = records.OTHERS_CORES) -> list[dict[str, Any]]:
     """Every arm against the first: {"base", "other" (names), "runs" [n, n], "verdict", "disturbed" (a line for each
-    run that was), "ratios"}.
+    run that was), "ratios"}. others: cores that others may use.
 
     Raises:
         RecordError: see `arms`.
@@ -120,7 +126,7 @@ def compare(found: list[records.Record], by_record: bool = False, rounds: int = 
                                rounds=rounds, noise=noise)
         compared.append({"base": records.name(base[0]), "other": records.name(other[0]),
                          "runs": [len(base), len(other)], "verdict": overall(ratios),
-                         "disturbed": disturbed([*base, *other]), "ratios": ratios})
+                         "disturbed": disturbed([*base, *other], others), "ratios": ratios})
     return compared
 
 
@@ -171,10 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
         found = [records.read(path) for path in options.records]
         # First of all: an ended run would be refused as disturbed, with an advice that does not help here.
         records.refuse_one_run_twice(found, [path.name for path in options.records])
-        for path, record in zip(options.records, found, strict=True):
-            if (why := records.disturbances(record)) and not options.any_health:
-                raise records.RecordError(f"{path.name} was disturbed: {'; '.join(why)} (--any-health compares it all "
-                                          "the same)")
+        if not options.any_health:
+            records.refuse_disturbed(found, [path.name for path in options.records])
         compared = compare(found, options.by_record, options.rounds, options.noise)
         for one in compared:
             print(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): {one['verdict']}")

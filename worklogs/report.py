@@ -281,6 +281,7 @@ def page(found: list[records.Record], sources: list[str]) -> str:
     """The whole page."""
     title = " / ".join(dict.fromkeys(records.name(record) for record in found))
     style = (STYLE.replace("LIGHT", plots.LIGHT).replace("DARK", plots.DARK) + plots.STYLE).strip()
+    versions = ", ".join(dict.fromkeys(str(record["definitions"]) for record in found))
     several = ""
     if len(found) > 1:
         several = "<h2>Side by side</h2>" + table(
@@ -290,7 +291,7 @@ def page(found: list[records.Record], sources: list[str]) -> str:
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(title)}</title><style>\n{style}\n</style></head><body>"
-            f'<h1>{escape(title)}</h1><p class="soft">Definitions {escape(definitions.VERSION)}; times in seconds, '
+            f'<h1>{escape(title)}</h1><p class="soft">Definitions {escape(versions)}; times in seconds, '
             f"TPS in tokens per second.</p>{several}"
             + "".join(section(record, source) for record, source in zip(found, sources, strict=True))
             + "</body></html>\n")
@@ -317,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (records.RecordError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         print(f"report: a record is not what formal_perf_bench.py keeps: {type(error).__name__}: {error}",
               file=sys.stderr)
         return 1

@@ -69,6 +69,11 @@ def record(concurrency: int = 1, costs: Costs = TRUTH, noise: float = 0.02, seed
             "intervals": stats.bootstrap(samples, wall, definitions.summary, rounds=50)}
 
 
+def summed(content: dict) -> dict:
+    """The record with the figures of its samples, which a test changed."""
+    return {**content, "summary": definitions.summary(content["samples"], content["wall_s"])}
+
+
 def write(folder: Path, name: str, content: dict) -> Path:
     """As a file."""
     path = folder / name

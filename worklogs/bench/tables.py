@@ -23,9 +23,9 @@ def formal_perf(found: list[Record]) -> str:
     """One row per record, in the predecessor's columns; intervals in brackets.
 
     Raises:
-        RecordError: two records of one run.
+        RecordError: two records of one run, or one whose figures are not those of its samples.
     """
-    records.refuse_one_run_twice(found)
+    _checked(found)
 
     def cell(record: Record, path: str, form: str) -> str:
         value = stats.figure(record["summary"], path)
@@ -56,9 +56,9 @@ def gates(found: list[Record]) -> str:
     """The gates of each record: value, verdict, and the gap.
 
     Raises:
-        RecordError: two records of one run.
+        RecordError: two records of one run, or one whose figures are not those of its samples.
     """
-    records.refuse_one_run_twice(found)
+    _checked(found)
     names = list(dict.fromkeys(gate["name"] for record in found for gate in record["summary"]["gates"]))
     rows = []
     for name in names:
@@ -72,6 +72,12 @@ def gates(found: list[Record]) -> str:
             cells.append(f"{significant(gate['value'])}, {'met' if gate['met'] else 'not met'}")
         rows.append([name, wanted, *cells])
     return grid(["gate", "wanted", *map(records.name, found)], rows)
+
+
+def _checked(found: list[Record]) -> None:
+    for record in found:
+        records.check(record, "a record")
+    records.refuse_one_run_twice(found)
 
 
 def comparison(found: list[Record]) -> str:

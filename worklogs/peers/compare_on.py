@@ -9,8 +9,8 @@ server once, in the order of --servers; the first is the base of the comparison.
 server's own; --command KIND=LINE starts another server, with {model} and {port} in the line.
 
 Before each run it waits until the machine is quiet: until others use at most --others cores. What others used during a
-run is in its record. Runs that others disturbed are left out of the comparison where each server has one that they
-did not; else all are compared, and the summary says it.
+run is in its record. Runs that were disturbed, by compare.py's rule with that limit, are left out of the comparison
+where each server has one that was not; else all are compared. The summary names them in both cases.
 
 A server whose prompts have other lengths than ours is measured all the same (--any-tokenizer); its record says how many
 differ. A run that fails is told and the others go on. What is done stands in OUT/compare-on.partial, beside the
@@ -19,6 +19,7 @@ servers' logs; --resume measures what is missing or failed.
 Exit status: 0 all runs are there, 1 bad input, 3 some failed, 130 interrupted.
 """
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -81,23 +82,20 @@ def compared(runs: list[Run], options: argparse.Namespace) -> tuple[list[dict[st
     Raises:
         RecordError: they cannot be compared.
     """
-    good = [run for run in runs if "record" in run]
-    # What was not measured is not known to be calm.
-    calm = [run for run in good if run["others_cores"] is not None and run["others_cores"] <= options.others]
+    good = [(run["kind"], records.read(options.out / run["record"])) for run in runs if "record" in run]
+    calm = [(kind, record) for kind, record in good if not records.disturbances(record, options.others)]
+    kinds, without = {kind for kind, _ in good}, {kind for kind, _ in good} - {kind for kind, _ in calm}
     words = None
-    if {run["kind"] for run in calm} == {run["kind"] for run in good}:
-        if len(calm) < len(good):
-            words = f"{len(good) - len(calm)} runs that others disturbed are left out"
-        good = calm
-    else:
-        known = [run["others_cores"] for run in good if run["others_cores"] is not None]
-        most = f"up to {max(known):g}" if len(known) == len(good) else "an unknown number of"
-        words = f"others used {most} cores during these runs: not a comparison on a quiet machine"
+    if without:
+        words = (f"disturbed runs are compared, too, since {', '.join(sorted(without))} has no other: not a comparison "
+                 "on a quiet machine")
+    elif len(calm) < len(good):
+        words, good = f"{len(good) - len(calm)} disturbed runs are left out", calm
     order = {kind: place for place, kind in enumerate(options.servers)}
-    good.sort(key=lambda run: order[run["kind"]])
-    if len({run["kind"] for run in good}) < 2:
+    good.sort(key=lambda one: order[one[0]])
+    if len(kinds) < 2:
         return [], words
-    return compare.compare([records.read(options.out / run["record"]) for run in good]), words
+    return compare.compare([record for _, record in good], others=options.others), words
 
 
 def told(runs: list[Run], found: list[dict[str, Any]], words: str | None, options: argparse.Namespace) -> str:
@@ -108,13 +106,13 @@ def told(runs: list[Run], found: list[dict[str, Any]], words: str | None, option
         if "failed" in run:
             lines.append(f"{name}FAILED: {run['failed']}")
             continue
-        summary = records.read(options.out / run["record"])["summary"]
-        figures = [f"{title} {compare.number(records.lookup(summary, path))}" for title, path in (
+        record = records.read(options.out / run["record"])
+        figures = [f"{title} {compare.number(records.lookup(record['summary'], path))}" for title, path in (
             ("TTFT P50", "ttft_s.p50"), ("P90", "ttft_s.p90"), ("decode TPS P50", "decode_tps.p50"),
             ("output TPS", "aggregate.output_tps"), ("weighted", "weighted"))]
-        others = "not measured" if run["others_cores"] is None else f"{run['others_cores']:g} cores"
-        lines.append(f"{name}{', '.join(figures)}; used by others: {others}"
+        lines.append(f"{name}{', '.join(figures)}; {records.health(record)}"
                      + (f"; {run['disagree']} prompts have another length" if run["disagree"] else ""))
+        lines += [f"  DISTURBED: {why}" for why in records.disturbances(record, options.others)]
     for one in found:
         lines.append(f"{one['other']} ({one['runs'][1]} runs) against {one['base']} ({one['runs'][0]}): "
                      f"{one['verdict']}")
@@ -200,11 +198,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     options = parse(words)
+    with contextlib.ExitStack() as closing:
+        return _main(options, words, closing)
+
+
+def _main(options: argparse.Namespace, words: list[str], closing: contextlib.ExitStack) -> int:
     try:
         if not (options.model / "config.json").exists():
             raise CannotRun(f"no checkpoint at {options.model} (config.json is missing)")
         partial = Partial(options.out / "compare-on.partial", key_of(options, trace.read(options.dataset).sha256),
                           options.resume)
+        closing.callback(partial.close)
         run_all(options, partial)
         runs = list(partial.runs.values())
         found, said = compared(runs, options) if any("record" in run for run in runs) else ([], None)

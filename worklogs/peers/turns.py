@@ -39,29 +39,45 @@ class Partial:
 
     def __init__(self, path: Path, key: dict[str, Any], resume: bool, names: Sequence[str] = ("round", "kind")) -> None:
         """Raises:
-            CannotRun: there is one and it is not to be resumed, or none, or another's.
+            CannotRun: there is one and it is not to be resumed, or none, or another's, or another process works on it.
         """
-        self.path, self.names = path, names
+        self.path, self.names, self.key = path, names, key
         self.runs: dict[tuple[Any, ...], Run] = {}
-        if not resume:
-            if path.exists():
-                raise CannotRun(f"{path} holds an unfinished comparison: --resume goes on with it, or remove it")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            jsonl.add(path, {"comparison": key})
-            self.key = key
-            return
+        if not resume and path.exists():
+            raise CannotRun(f"{path} holds an unfinished comparison: --resume goes on with it, or remove it")
+        if resume and not path.exists():
+            raise CannotRun(f"nothing to resume: {path} is not there")
         try:
-            first, *rest = jsonl.read(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._held = jsonl.hold(path)
+        except (OSError, jsonl.Held) as error:
+            raise CannotRun(str(error)) from error
+        try:
+            if resume:
+                self._read(key)
+            else:
+                jsonl.add(path, {"comparison": key})
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, key: dict[str, Any]) -> None:
+        try:
+            first, *rest = jsonl.read(self.path)
             self.key = first["comparison"]
             for run in rest:
                 self.runs[self.place(run)] = run
         except OSError as error:
-            raise CannotRun(f"nothing to resume: {path}: {error.strerror}") from error
+            raise CannotRun(f"nothing to resume: {self.path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CannotRun(f"{path} does not parse: {error}") from error
+            raise CannotRun(f"{self.path} does not parse: {error}") from error
         if changed := [name for name in key if self.key.get(name) != key[name]]:
-            raise CannotRun(f"{path} is of another comparison ({', '.join(changed)} differ); give the same options, or "
-                            "remove it")
+            raise CannotRun(f"{self.path} is of another comparison ({', '.join(changed)} differ); give the same "
+                            "options, or remove it")
+
+    def close(self) -> None:
+        """Lets others go on with the file."""
+        self._held.close()
 
     def place(self, run: Run) -> tuple[Any, ...]:
         """What a run is known by."""
