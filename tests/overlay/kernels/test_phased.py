@@ -52,12 +52,12 @@ def test_it_is_logged_once(monkeypatch):
     backends = back_ends()
     for tokens in (1, 100, 1):
         backends.chosen_for(tokens)
-    assert said == ["moe: back end torch for more than 16 tokens (MOE_NATIVE), torch for fewer (MOE_DECODE_NATIVE)"]
+    assert said == ["moe: back end torch for more than 16 tokens (MOE_NATIVE), torch for up to 16 (MOE_DECODE_NATIVE)"]
 
 
 @pytest.mark.parametrize(("environment", "message"), [
-    ({"MOE_NATIVE": "2"}, "MOE_NATIVE=2: 0, 1 or nothing"),
-    ({"MOE_DECODE_NATIVE": "true"}, "MOE_DECODE_NATIVE=true: 0, 1 or nothing"),
+    ({"MOE_NATIVE": "2"}, "MOE_NATIVE=2: must be 0, 1 or empty"),
+    ({"MOE_DECODE_NATIVE": "true"}, "MOE_DECODE_NATIVE=true: must be 0, 1 or empty"),
     ({"MOE_DECODE_NATIVE": "1", "VLLM_OVERLAY_KERNELS_MOE": "torch"},
      "MOE_DECODE_NATIVE=1 contradicts VLLM_OVERLAY_KERNELS_MOE=torch: it asks for back end native"),
     ({"MOE_NATIVE": "0", "VLLM_OVERLAY_KERNELS_MOE": "native"},

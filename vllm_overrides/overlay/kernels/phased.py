@@ -61,8 +61,8 @@ class PhasedBackends(Backends):
         found = {phase: self._choose_phase(variable) for phase, variable in SWITCHES.items()}
         for phase, (name, _, how) in found.items():
             agree(f"{self.op} {phase}", name, how)
-        logger.info("%s: back end %s for more than %d tokens (%s), %s for fewer (%s)", self.op, found[PREFILL][0],
-                    FEW_TOKENS, SWITCHES[PREFILL], found[DECODE][0], SWITCHES[DECODE])
+        logger.info("%s: back end %s for more than %d tokens (%s), %s for up to %d (%s)", self.op, found[PREFILL][0],
+                    FEW_TOKENS, SWITCHES[PREFILL], found[DECODE][0], FEW_TOKENS, SWITCHES[DECODE])
         self._names = {f"{self.op} {phase}": name for phase, (name, _, _) in found.items()}
         self._phases = found[PREFILL][1], found[DECODE][1]
 

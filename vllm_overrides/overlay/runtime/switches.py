@@ -10,7 +10,7 @@ def switch(variable: str) -> bool | None:
     """
     text = os.environ.get(variable, "")
     if text not in ("", "0", "1"):
-        raise ValueError(f"{variable}={text}: 0, 1 or nothing")
+        raise ValueError(f"{variable}={text}: must be 0, 1 or empty")
     return None if text == "" else text == "1"
 
 
@@ -22,5 +22,5 @@ def count(variable: str) -> int:
     """
     text = os.environ.get(variable, "")
     if text and not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{variable}={text}: a whole number, or nothing")
+        raise ValueError(f"{variable}={text}: must be a whole number or empty")
     return int(text or 0)
