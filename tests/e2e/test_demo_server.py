@@ -27,7 +27,7 @@ def test_start_says_what_runs(demo):
     line, = re.findall(r"^vllm overlay: pin pypi-0\.6\.3, .*; back ends: (.*)$", log, re.MULTILINE)
     kernels = ROOT / "vllm_overrides/overlay/kernels"
     operators = sorted(file.parent.name for file in kernels.glob("*/__init__.py"))
-    assert [choice.split()[0] for choice in line.split(", ")] == ["attention", *operators], line
+    assert list(dict.fromkeys(choice.split()[0] for choice in line.split(", "))) == ["attention", *operators], line
     assert "Prefix caching is off" not in log and "Checkpoints of recurrent state: " in log
     assert httpx.get(f"{demo.base}/v1/models").json()["data"][0]["max_model_len"] == CONTEXT
 

@@ -139,8 +139,9 @@ def test_a_batch_starts_like_the_server(model, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["run_batch", "-i", "in", "-o", "out", "--model", str(model), "--dtype", "float32"])
     run_batch.run()
     line, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("vllm overlay: "))
-    assert re.match("vllm overlay: pin p, 3 overlays, manifest m; back ends: attention torch-paged, .*moe native", line)
-    assert "attention=torch-paged" in bound[0] and "moe=native" in bound[0], bound
+    assert re.match("vllm overlay: pin p, 3 overlays, manifest m; back ends: attention torch-paged, "
+                    ".*moe prefill native, moe decode native", line)
+    assert "attention=torch-paged" in bound[0] and "moe prefill=native,moe decode=native" in bound[0], bound
     assert announced.VARIABLE not in os.environ
 
 

@@ -14,6 +14,7 @@ from vllm.overlay.plan.memory import GIB, MemoryPlan
 from vllm.overlay.runtime import platform_cpu
 from vllm.overlay.runtime.all_ranks import least
 from vllm.overlay.runtime.phases import engine_phases
+from vllm.overlay.runtime.profiling import Profiling
 from vllm.worker import worker_stock as _stock
 
 # Tokens of the steps from which the memory of the largest is told. Two, because what a step takes has a constant part:
@@ -40,9 +41,11 @@ class Worker(_stock.Worker):
 
         Raises:
             RuntimeError: before weights are read, where this rank cannot use the announced back ends.
-            ValueError: before weights are read, where the settings do not fit into memory.
+            ValueError: before weights are read, where the settings do not fit into memory, or the profile that is asked
+                for cannot be had.
         """
         choose_all()
+        self.profiling = Profiling.asked(self.model_config.enforce_eager)
         self._settle_plan()
         self.phases.end("device and ranks")
         super().load_model()
@@ -81,6 +84,7 @@ class Worker(_stock.Worker):
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """Stock's; the engine is up after it, and says what took how long."""
         super().initialize_cache(num_gpu_blocks, num_cpu_blocks)
+        self.profiling.attach(self.model_runner, self.rank)
         self.phases.end("KV cache")
         if self.rank == 0:
             _stock.logger.info("Engine up after %s", self.phases.line())

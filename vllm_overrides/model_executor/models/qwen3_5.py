@@ -58,6 +58,7 @@ from vllm.overlay.model.mtp_switch import MTP_ASKED, mtp_is_asked
 from vllm.overlay.model.shards import Shards
 from vllm.overlay.model.vision import VisionTower
 from vllm.overlay.pictures.picture_step import get_picture_step
+from vllm.overlay.runtime.moe_summary import MoeSummary
 from vllm.sequence import IntermediateTensors
 from vllm.transformers_utils.configs.qwen3_5 import FULL_ATTENTION, LINEAR_ATTENTION
 
@@ -277,7 +278,11 @@ class Qwen3_5MLP(nn.Module):
 
 
 class Qwen3_5SparseMoe(nn.Module):
-    """Routed experts and one gated shared expert. Ranks split every expert's inner size and share one all-reduce."""
+    """Routed experts and one gated shared expert. Ranks split every expert's inner size and share one all-reduce.
+
+    moe_summary: set by the worker where the pieces are to be measured; it then computes the layer from them.
+    """
+    moe_summary: MoeSummary | None = None
 
     def __init__(self, config: PretrainedConfig, quant_config: QuantizationConfig | None, prefix: str) -> None:
         super().__init__()
@@ -297,14 +302,28 @@ class Qwen3_5SparseMoe(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden] -> [T, hidden]."""
+        if self.moe_summary is not None:
+            return self.moe_summary.forward(self, x)
+        return self.all_reduce(self.routed(x, *self.choose(x)) + self.shared(x))
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [T, hidden] -> the experts' weights float32 [T, top_k] and ids int64 [T, top_k]."""
         router_logits, _ = self.gate(x)
-        weights, ids = route(router_logits, self.top_k)
+        return route(router_logits, self.top_k)
+
+    def routed(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden], weights and ids as chosen -> this rank's part of [T, hidden]."""
         if self.w13_scale is None:
-            out = experts(x, self.w13, self.w2, weights, ids)
-        else:
-            out = int8_experts(x, self.w13, self.w13_scale, self.w2, self.w2_scale, weights, ids)
+            return experts(x, self.w13, self.w2, weights, ids)
+        return int8_experts(x, self.w13, self.w13_scale, self.w2, self.w2_scale, weights, ids)
+
+    def shared(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden] -> this rank's part of [T, hidden]."""
         shared_gate, _ = self.shared_expert_gate(x)
-        out = out + torch.sigmoid(shared_gate) * self.shared_expert(x)
+        return torch.sigmoid(shared_gate) * self.shared_expert(x)
+
+    def all_reduce(self, out: torch.Tensor) -> torch.Tensor:
+        """[T, hidden]: the sum of all ranks' parts."""
         return tensor_model_parallel_all_reduce(out)
 
     def wanted(self, name: str) -> Iterable[Wanted]:

@@ -73,6 +73,10 @@ class Backends:
         """Returns the name of the back end in use. Raises as `chosen`."""
         return self._decided()[0]
 
+    def choices(self) -> dict[str, str]:
+        """Returns what is announced: the operator -> its back end. Raises as `chosen`."""
+        return {self.op: self.chosen_name()}
+
     def _decided(self) -> tuple[str, ModuleType]:
         if self._chosen is None:
             name, module = self._choose()
@@ -109,12 +113,13 @@ def operators() -> dict[str, Backends]:
 
 
 def choose_all() -> dict[str, str]:
-    """Decides for every operator. Returns operator -> name of its back end, by name of the operator.
+    """Decides for every operator. Returns operator -> name of its back end, by name of the operator; of one that
+    chooses by phase (phased.py), "<op> <phase>" -> name.
 
     Raises:
         ValueError, RuntimeError: an operator cannot have the back end that the environment asks for (see `Backends`).
     """
-    return {op: backends.chosen_name() for op, backends in operators().items()}
+    return {what: name for backends in operators().values() for what, name in backends.choices().items()}
 
 
 def _unavailable(module: ModuleType) -> str | None:

@@ -1,13 +1,13 @@
 """Weights in int8 with a float32 scale per output channel, activations as they are (w8a16). README.md has the maths."""
 import torch
 
-from vllm.overlay.kernels.backend import Backends
 from vllm.overlay.kernels.int8_weights.quantise import quantise, quantise_into
+from vllm.overlay.kernels.phased import PhasedBackends
 
 __all__ = ["backends", "int8_experts", "int8_linear", "quantise", "quantise_into"]
 
-backends = Backends("int8_weights",
-                    (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
+backends = PhasedBackends("int8_weights",
+                          (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")), entirely=False)
 
 
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,
@@ -53,7 +53,7 @@ def int8_experts(x: torch.Tensor, w13: torch.Tensor, s13: torch.Tensor, w2: torc
         raise ValueError(f"int8_weights: x {tuple(x.shape)}, w13 {tuple(w13.shape)}, w2 {tuple(w2.shape)}")
     if weights.shape != ids.shape or ids.shape[0] != x.shape[0]:
         raise ValueError(f"int8_weights: {x.shape[0]} tokens, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}")
-    return backends.chosen().int8_experts(x, w13, s13, w2, s2, weights, ids)
+    return backends.chosen_for(x.shape[0]).int8_experts(x, w13, s13, w2, s2, weights, ids)
 
 
 def _check(name: str, values: torch.Tensor, scale: torch.Tensor) -> None:

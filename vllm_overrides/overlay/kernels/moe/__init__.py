@@ -2,9 +2,10 @@
 
 import torch
 
-from vllm.overlay.kernels.backend import Backends
+from vllm.overlay.kernels.phased import PhasedBackends
 
-backends = Backends("moe", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")))
+backends = PhasedBackends("moe", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")),
+                          entirely=True)
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +24,7 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool = True) -> 
     """
     if not 1 <= top_k <= router_logits.shape[1]:
         raise ValueError(f"moe: top_k {top_k} of {router_logits.shape[1]} experts")
-    return backends.chosen().route(router_logits, top_k, renormalize)
+    return backends.chosen_for(router_logits.shape[0]).route(router_logits, top_k, renormalize)
 
 
 def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
@@ -47,4 +48,4 @@ def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch
         raise ValueError(f"moe: x {tuple(x.shape)}, w13 {tuple(w13.shape)}, w2 {tuple(w2.shape)}")
     if weights.shape != ids.shape or ids.shape[0] != x.shape[0]:
         raise ValueError(f"moe: {x.shape[0]} tokens, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}")
-    return backends.chosen().experts(x, w13, w2, weights, ids)
+    return backends.chosen_for(x.shape[0]).experts(x, w13, w2, weights, ids)

@@ -3,9 +3,10 @@
 import torch
 import torch.nn.functional as F
 
+from vllm.overlay.kernels.phased import FEW_TOKENS
+
 # Copies of expert weights that one batched product of the decode path may hold at a time.
 _GATHER_BYTES = 256 << 20
-_DECODE_TOKENS = 16
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,7 +20,7 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
             ids: torch.Tensor) -> torch.Tensor:
     """See the package's `experts`."""
-    if x.shape[0] <= _DECODE_TOKENS and x.device.type != "cpu":
+    if x.shape[0] <= FEW_TOKENS and x.device.type != "cpu":
         return experts_gathered(x, w13, w2, weights, ids)
     return experts_grouped(x, w13, w2, weights, ids)
 
