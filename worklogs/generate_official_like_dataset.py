@@ -26,7 +26,7 @@ prompt shares with any earlier one ends where its first new tag stands; for prom
 template itself writes.
 
 One seed makes one dataset. What is made is kept in a .partial file until it is complete; --resume goes on there.
-Exit status: 0 made, 1 bad input or a dataset that cannot be made, 2 the command line.
+Exit status: 0 made, 1 bad input or a dataset that cannot be made, 2 the command line, 130 interrupted.
 """
 import argparse
 import bisect
@@ -63,6 +63,9 @@ ROOM, PICTURE_ROOM = 160, 450
 SHORTER = (0, 150, 400, 900)
 # Parents are looked for among the last so many prompts.
 WINDOW = 150
+
+
+INTERRUPTED = 130
 
 
 class CannotMake(Exception):
@@ -455,7 +458,7 @@ def bucket(argument: str) -> Bucket:
         found = Bucket(size(end), float(weight), float(reuse))
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise argparse.ArgumentTypeError(f"{argument!r} is not END:WEIGHT:REUSE, as 8K:219:0.89") from error
-    if not found.weight > 0 or not 0 <= found.reuse < 1:
+    if not 0 < found.weight < float("inf") or not 0 <= found.reuse < 1:
         raise argparse.ArgumentTypeError(f"{argument!r}: the weight is above 0, the reuse from 0 to below 1")
     return found
 
@@ -503,8 +506,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')}: what each request of --cumulative adds has none")
         if given is None:
             setattr(options, name, 0.0 if options.cumulative else usual)
-    if options.rate is not None and not options.rate > 0:
-        parser.error("--rate is above 0")
+    if options.rate is not None and not 0 < options.rate < float("inf"):
+        parser.error("--rate is above 0, and a number")
     options.buckets = options.buckets or [Bucket(*row) for row in replay_trace.BUCKETS]
     if [one.end for one in options.buckets] != sorted({one.end for one in options.buckets}):
         parser.error("--bucket: ends ascend")
@@ -534,15 +537,27 @@ def make(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     name = name_of(options)
     path = options.out / f"{name}.jsonl"
     partial = options.out / f"{name}.partial"
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        if options.resume and not partial.exists():
+            raise CannotMake(f"nothing to resume: {partial} is not there")
+        with jsonl.hold(partial):
+            return _made(generator, served, options, path, partial)
+    except jsonl.Held as error:
+        raise CannotMake(str(error)) from error
+    except OSError as error:
+        raise CannotMake(f"--out {options.out}: no file can be written there: {error.strerror or error}") from error
+
+
+def _made(generator: Generator, served: Served, options: argparse.Namespace, path: Path,
+          partial: Path) -> tuple[Path, dict[str, Any]]:
     key = json.dumps({"settings": settings_of(options), "generator": VERSION, **served.digests})
     kept = _kept(partial, key) if options.resume else []
     if not options.resume:
         partial.write_text(key + "\n", encoding="utf-8")
     progress = Progress(options.requests, not options.no_progress, len(kept))
     try:
-        for fields in kept:
-            made = Made(**{**fields, "marks": [tuple(mark) for mark in fields["marks"]]})
+        for made in kept:
             body = generator._body(made, made.messages)
             generator.enter(made, served.render(body), body)
         while len(generator.made) < options.requests:
@@ -560,11 +575,13 @@ def make(options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     return path, manifest
 
 
-def _kept(partial: Path, key: str) -> list[dict[str, Any]]:
+def _kept(partial: Path, key: str) -> list[Made]:
     try:
-        first, *made = jsonl.read(partial) or [None]
-    except OSError as error:
-        raise CannotMake(f"nothing to resume: {partial}: {error.strerror}") from error
+        first, *lines = jsonl.read(partial) or [None]
+        made = [Made(**{**fields, "marks": [tuple(mark) for mark in fields["marks"]]}) for fields in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotMake(f"{partial} is no unfinished dataset ({type(error).__name__}: {error}); make it without "
+                         "--resume") from error
     if json.dumps(first) != key:
         raise CannotMake(f"{partial} is of other settings, another tokenizer or template; make it without --resume")
     return made
@@ -575,10 +592,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
         path, manifest = make(options)
+    except KeyboardInterrupt:
+        print("generate_official_like_dataset: interrupted; --resume goes on if a .partial file is there",
+              file=sys.stderr)
+        return INTERRUPTED
     except (CannotMake, OSError, ValueError) as error:
         print(f"generate_official_like_dataset: {error}", file=sys.stderr)
         return 1
-    print(f"{path.name}: {manifest['requests']} requests, {manifest['tokens']:,} tokens, the longest prompt "
+    print(f"{path}: {manifest['requests']} requests, {manifest['tokens']:,} tokens, the longest prompt "
           f"{manifest['longest']:,}; {manifest['reuse']:.1%} reusable")
     for row in manifest["buckets"]:
         if row["requests"]:

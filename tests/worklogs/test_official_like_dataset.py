@@ -123,6 +123,46 @@ def test_one_seed_makes_one_dataset_also_when_it_is_resumed(tmp_path, monkeypatc
     assert resumed == manifest and not partial.exists()
 
 
+def test_an_interrupted_dataset_is_gone_on_with_by_one_process_alone(tmp_path, monkeypatch, capsys):
+    words, one = ("--requests", "3", "--cap", "1K"), generate.Generator.next
+
+    def interrupted(self):
+        if self.made:
+            assert made(tmp_path / "d", *words, "--resume")[0] == 1
+            raise KeyboardInterrupt
+        one(self)
+
+    monkeypatch.setattr(generate.Generator, "next", interrupted)
+    assert made(tmp_path / "d", *words)[0] == generate.INTERRUPTED == 130
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert "goes on now" in first and second.endswith("interrupted; --resume goes on if a .partial file is there")
+    monkeypatch.setattr(generate.Generator, "next", one)
+    [partial] = (tmp_path / "d").glob("*.partial")
+    key, kept = partial.read_text().splitlines()
+    for text in (f'{key}\n{{"length": 3}}\n', f"{key}\n3\n", "3\n"):
+        partial.write_text(text)
+        assert made(tmp_path / "d", *words, "--resume")[0] == 1
+        error = capsys.readouterr().err.strip()
+        assert "make it without --resume" in error and "\n" not in error
+    partial.write_text(f"{key}\n{kept}\n")
+    assert made(tmp_path / "d", *words, "--resume")[0] == 0
+    assert str(tmp_path / "d" / "synthetic_official_3_s0_cap1k.jsonl") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("tokenizer.json", "{", "its tokenizer cannot be read"), ("tokenizer.json", "{}", "its tokenizer cannot be read"),
+    ("config.json", "[]", "config.json: is no configuration"), ("config.json", "{", "config.json does not parse"),
+    ("config.json", '{"vision_config": 3}', "config.json: is no configuration")])
+def test_a_folder_that_is_no_checkpoints_is_one_line(tmp_path, capsys, name, text, words):
+    for path in small_demo().iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).write_text(text)
+    assert made(tmp_path / "d", "--tokenizer", str(tmp_path))[0] == 1
+    error = capsys.readouterr().err.strip()
+    assert words in error and error.startswith("generate_official_like_dataset: ") and "\n" not in error
+
+
 def test_an_accidental_prefix_is_found(tmp_path, monkeypatch, capsys):
     """Every tag is the same, so conversations that begin anew share what they should not."""
     monkeypatch.setattr(generate.Texts, "tag", lambda self: self.tags.append("00000007") or self.tags[-1])
@@ -132,7 +172,8 @@ def test_an_accidental_prefix_is_found(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("words", "found"), [
-    (["--tokenizer", "nowhere"], "nowhere: no tokenizer.json"), (["--resume"], "nothing to resume")])
+    (["--tokenizer", "nowhere"], "nowhere: no tokenizer.json"), (["--resume"], "nothing to resume"),
+    (["--out", __file__], "--out ")])
 def test_bad_input_is_one_line(words, found, tmp_path, capsys):
     assert made(tmp_path, *words)[0] == 1
     error = capsys.readouterr().err.strip()
@@ -141,6 +182,7 @@ def test_bad_input_is_one_line(words, found, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [["--cap", "many"], ["--cap", "10"], ["--bucket", "8K:1"], ["--tools", "2"],
                                    ["--bucket", "8K:1:0.5", "--bucket", "4K:1:0.5"], ["--requests", "0"],
+                                   ["--bucket", "8K:inf:0.5"], ["--rate", "inf"], ["--rate", "nan"],
                                    ["--pictures", "0.1", "--cumulative"]])
 def test_a_bad_command_line_is_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -40,11 +40,15 @@ class Served:
         if not (folder / "tokenizer.json").exists():
             raise ServedError(f"{folder}: no tokenizer.json; give a checkpoint's folder")
         transformers = importlib.import_module("transformers")
+        settings = _pictures(folder)
         render, self._normalise, pictures = (_served(name) for name in ("render", "normalise", "pictures.reader"))
         self._error = _served("errors").RequestError
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:      # Whatever a library of another language raises for a file that is none of its.
+            words = " ".join(str(error).split())[:200]
+            raise ServedError(f"{folder}: its tokenizer cannot be read: {words}") from error
         self.template = TEMPLATE.read_text(encoding="utf-8")
-        settings = _pictures(folder)
         placeholders = None
         if settings is not None:
             placeholders = _served("pictures.placeholders").Placeholders(tokenizer, settings.placeholder,
@@ -101,6 +105,9 @@ def _pictures(folder: Path) -> Any:
         return None
     except ValueError as error:
         raise ServedError(f"{folder}/config.json does not parse: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("text_config") or {}, dict) or not isinstance(
+            config.get("vision_config") or {}, dict):
+        raise ServedError(f"{folder}/config.json: is no configuration of a model")
     context = (config.get("text_config") or config).get("max_position_embeddings") or 1 << 30
     shown = types.SimpleNamespace(**{**config, "vision_config": types.SimpleNamespace(**config["vision_config"])
                                      if config.get("vision_config") else None})
