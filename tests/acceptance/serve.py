@@ -29,7 +29,8 @@ def main() -> int:
                         help="what the server writes (default .cache/acceptance/server.log)")
     args, others = parser.parse_known_args()
     # What is wrong with these is said before a server is started for them.
-    program.parsed(["--base-url", "http://127.0.0.1", *others])
+    if program.parsed(["--base-url", str(ROOT), *others]).base_url != str(ROOT):
+        parser.error("--base-url is of the server that this starts; of another one: python -m tests.acceptance")
     args.log.parent.mkdir(parents=True, exist_ok=True)
     port = free_port()
     environment = {**os.environ, "PYTHON": sys.executable, "NAME": "llm", "HOST": "127.0.0.1", "PORT": str(port)}

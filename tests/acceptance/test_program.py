@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance import harness as under_test
+from tests.acceptance import serve
 from tests.acceptance.answers import RIGHT, SKIPPED, WRONG
 from tests.acceptance.program import keep, main
 from tests.acceptance.questions import QUESTIONS
@@ -175,6 +176,13 @@ def test_wrong_use(capsys, arguments, why):
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     assert ended.value.code == 2 and why in capsys.readouterr().err
+
+
+def test_a_started_server_is_the_one_that_is_judged(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["serve", "twin", "--base-url", "http://other"])
+    with pytest.raises(SystemExit) as ended:
+        serve.main()
+    assert ended.value.code == 2 and "--base-url is of the server that this starts" in capsys.readouterr().err
 
 
 def test_help():
