@@ -1,9 +1,9 @@
 """The compiled CPU operators, called through ctypes: plain C functions that take addresses, sizes and strides.
 
 The library is that of the best instruction set that this processor has and that has been tried;
-VLLM_OVERLAY_NATIVE_ISA (avx512, avx2, portable) names another one. It is built by native_build.py, which says where it
-lies. Threads are torch's own: the library's calls of OpenMP are bound to the runtime that torch has loaded, so
-`torch.set_num_threads` and the binding of cores hold for both.
+VLLM_OVERLAY_NATIVE_ISA (avx512, avx2, portable, or a variant for tests: wide, asan, tsan) names another one. It is
+built by native_build.py, which says where it lies. Threads are torch's own: the library's calls of OpenMP are bound to
+the runtime that torch has loaded, so `torch.set_num_threads` and the binding of cores hold for both.
 """
 import ctypes
 import os
@@ -32,30 +32,40 @@ def unavailable() -> str | None:
     if not for_this_platform():
         return "it is for CPUs"
     try:
-        path = native_build.library(isa())
+        name = isa()
     except ValueError as error:
         return str(error)
+    path = native_build.library(name)
     if not path.exists():
+        if name in native_build.VARIANTS:
+            return f"{path.name} is not built: run native_build.py --variant {name}, beside this module"
         return f"{path.name} is not built: run `make overlay`, or native_build.py beside this module"
-    return None
+    return _lacks_runtime(name)
 
 
 def isa() -> str:
-    """The instruction set in use.
+    """The instruction set in use, or the variant that the environment names.
 
     Raises:
         ValueError: the environment names one that is unknown, or that this processor lacks.
     """
-    flags = _processor_flags()
-    fitting = [name for name in native_build.isas() if native_build.ISAS[name][0] <= flags]
+    choices = [*native_build.fitting(), *native_build.VARIANTS]
     asked = os.environ.get(ISA_VARIABLE, "")
     if not asked:
-        return next(name for name in fitting if name not in native_build.UNTRIED)
-    if asked not in fitting:
+        return native_build.base()
+    if asked not in choices:
         known = asked in native_build.ISAS
         raise ValueError(f"{ISA_VARIABLE}={asked}: {'this processor lacks it' if known else 'unknown'}; "
-                         f"the choices here are {', '.join(fitting)}")
+                         f"the choices here are {', '.join(choices)}")
     return asked
+
+
+def _lacks_runtime(name: str) -> str | None:
+    """Why a variant cannot be loaded into this process. Its sanitizer would end the process."""
+    variant = native_build.VARIANTS.get(name)
+    if variant is None or not variant.runtime or variant.runtime in Path("/proc/self/maps").read_text():
+        return None
+    return f"{ISA_VARIABLE}={name}: start Python with LD_PRELOAD=$(g++ -print-file-name={variant.runtime})"
 
 
 def library_multiplies(dtype: torch.dtype) -> bool:
@@ -63,7 +73,7 @@ def library_multiplies(dtype: torch.dtype) -> bool:
     this type that ours does not use. With AVX2 ours are faster in every type (linear/README.md)."""
     needed = {torch.float32: {"avx512f"}, torch.bfloat16: {"avx512_bf16", "amx_bf16"},
               torch.float16: {"avx512_fp16", "amx_fp16"}}
-    return bool(needed[dtype] & _processor_flags())
+    return bool(needed[dtype] & native_build.processor_flags())
 
 
 def function(name: str, signature: str) -> Callable[..., None]:
@@ -118,11 +128,3 @@ class _Place(ctypes.Structure):
     """Dl_info of dlfcn.h."""
     _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
                 ("address", ctypes.c_void_p))
-
-
-@cache
-def _processor_flags() -> frozenset[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <cmath>
 #include <omp.h>
+#if defined(__SANITIZE_THREAD__)
+#include <thread>
+#include <vector>
+#endif
 #if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -12,7 +16,10 @@
 #define API extern "C" __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(__AVX512F__)
+// LANES: of the variant `wide` of native_build.py, which runs what AVX-512 would, 16 lanes, on processors that lack it.
+#if defined(LANES)
+constexpr int W = LANES;
+#elif defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
 constexpr int W = 8;
@@ -78,11 +85,22 @@ INLINE vf load(const bf16* from) {
     vh half; std::memcpy(&half, from, sizeof half);
     return (vf)(__builtin_convertvector(half, vu) << 16);
 }
+#if defined(__AVX512F__)
+static_assert(W == 16, "AVX-512's instructions are used for whole vectors");
+#elif defined(__AVX2__)
+static_assert(W % 8 == 0, "AVX2's instructions are used for eight lanes each");
+// The lanes of eight(0), eight(8), ..
+template <class F> INLINE vf from_eights(F eight) {
+    __m256 eights[W / 8];
+    for (int part = 0; part < W / 8; part++) eights[part] = eight(8 * part);
+    vf x; std::memcpy(&x, eights, sizeof x); return x;
+}
+#endif
 INLINE vf load(const f16* from) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__F16C__) && defined(__AVX2__)
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+    return from_eights([=](int at) __attribute__((always_inline)) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + at))); });
 #else
     vf x; for (int lane = 0; lane < W; lane++) x[lane] = get(from[lane]); return x;
 #endif
@@ -91,7 +109,9 @@ INLINE vf load(const i8* from) {  // GCC takes a vector of bytes apart to conver
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
 #elif defined(__F16C__) && defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+    return from_eights([=](int at) __attribute__((always_inline)) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + at))));
+    });
 #else
     vb number; std::memcpy(&number, from, sizeof number);
     return __builtin_convertvector(__builtin_convertvector(number, vi), vf);
@@ -108,7 +128,9 @@ INLINE void store(f16* to, vf x) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)x, 0));
 #elif defined(__F16C__) && defined(__AVX2__)
-    _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)x, 0));
+    __m256 eights[W / 8];
+    std::memcpy(eights, &x, sizeof x);
+    for (int part = 0; part < W / 8; part++) _mm_storeu_si128((__m128i*)(to + 8 * part), _mm256_cvtps_ph(eights[part], 0));
 #else
     for (int lane = 0; lane < W; lane++) put(to + lane, x[lane]);
 #endif
@@ -156,19 +178,50 @@ INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
 
 // --- threads
 
+// Multiplications that are worth a team's start. The sanitizers' variants want teams everywhere.
+#if !defined(TEAM_WORK)
+#define TEAM_WORK 40000
+#endif
+
+// most_threads: as many as PyTorch uses. thread_number: of this thread in its team, 0 outside of one. as_team: f(number, how many) on each.
+INLINE int64_t most_threads() { return omp_get_max_threads(); }
+#if defined(__SANITIZE_THREAD__)
+// The sanitizer does not see how the threads of an OpenMP that was built without it wait for each other.
+inline thread_local int64_t place_in_team = -1;
+INLINE bool in_team() { return place_in_team >= 0; }
+INLINE int64_t thread_number() { return in_team() ? place_in_team : 0; }
+template <class F> void as_team(F f) {
+    const int64_t count = most_threads();
+    auto member = [&](int64_t number) {
+        place_in_team = number;
+        f(number, count);
+        place_in_team = -1;
+    };
+    std::vector<std::thread> others;
+    for (int64_t number = 1; number < count; number++) others.emplace_back(member, number);
+    member(0);
+    for (std::thread& other : others) other.join();
+}
+#else
+INLINE bool in_team() { return omp_in_parallel(); }
+INLINE int64_t thread_number() { return omp_get_thread_num(); }
+template <class F> INLINE void as_team(F f) {
+#pragma omp parallel
+    f(int64_t(omp_get_thread_num()), int64_t(omp_get_num_threads()));
+}
+#endif
+
 // f(first, last) over parts of range(count), on as many threads as PyTorch uses; on one where all is less work than a team's start.
 // work: about how many multiplications one of them is.
 template <class F> INLINE void parallel(int64_t count, int64_t work, F f) {
-    if (count <= 1 || count * work < 40000 || omp_get_max_threads() == 1 || omp_in_parallel()) {
+    if (count <= 1 || count * work < TEAM_WORK || most_threads() == 1 || in_team()) {
         if (count > 0) f(int64_t(0), count);
         return;
     }
-#pragma omp parallel
-    {
-        int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
-        int64_t first = count * part / parts, last = count * (part + 1) / parts;
+    as_team([&](int64_t part, int64_t parts) {
+        const int64_t first = count * part / parts, last = count * (part + 1) / parts;
         if (first < last) f(first, last);
-    }
+    });
 }
 
 // Calls f with a null pointer of the type that `dtype` (native.DTYPES) names.

@@ -192,7 +192,7 @@ void decode(const Pages& pages, const T* keys, const T* values, const std::vecto
     }
     int64_t items = begins.back();
     if (!items) return;
-    std::vector<Cut> cuts(omp_get_max_threads());
+    std::vector<Cut> cuts(most_threads());
     auto finish = [&](int64_t segment, Stretch done) {
         for (int64_t g = 0; g < group; g++)
             write(tokens[segment / kv_heads], segment % kv_heads * group + g, done.mixed + g * pitch, done.total[g]);
@@ -206,7 +206,7 @@ void decode(const Pages& pages, const T* keys, const T* values, const std::vecto
             bool begun = item > begin;
             for (int64_t g = 0; g < group; g++) read(tokens[row], head * group + g, queries.at + g * pitch);
             if (begun) {
-                Cut& cut = cuts[omp_get_thread_num()];
+                Cut& cut = cuts[thread_number()];
                 cut.segment = segment;
                 cut.tiles = std::min(end, last) - item;
                 cut.ends = end <= last;
@@ -215,14 +215,14 @@ void decode(const Pages& pages, const T* keys, const T* values, const std::vecto
             for (int64_t n = 0; item < std::min(end, last); item++, n++) {
                 int64_t from = (item - begin) * TILE, upto = std::min(lengths[row], from + TILE);
                 pages.offsets(rows[row], from, upto, at);
-                Stretch to = begun ? Stretch(cuts[omp_get_thread_num()].later.data() + n * floats, group) : item == begin ? total : tile;
+                Stretch to = begun ? Stretch(cuts[thread_number()].later.data() + n * floats, group) : item == begin ? total : tile;
                 tile_of(queries.at, group, pitch, keys + head * size, values + head * size, at, upto - from, size, scores.at, to);
                 if (!begun && item > begin) append(total, tile, group, pitch);
             }
             if (begun) continue;
             if (item == end) finish(segment, total);
             else {
-                Cut& cut = cuts[omp_get_thread_num()];
+                Cut& cut = cuts[thread_number()];
                 cut.open = segment;
                 cut.beginning.assign(whole.at, whole.at + floats);
             }

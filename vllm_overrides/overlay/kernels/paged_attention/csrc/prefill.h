@@ -92,7 +92,7 @@ template <class T, class Read, class Write>
 void prefill(const Pages& pages, const T* keys, const T* values, const std::vector<Piece>& pieces, int64_t group, Read read,
              Write write) {
     if (pieces.empty()) return;
-    int64_t size = pages.size, kv_heads = pages.kv_heads, threads = omp_get_max_threads(), all_queries = 0;
+    int64_t size = pages.size, kv_heads = pages.kv_heads, threads = most_threads(), all_queries = 0;
     for (const Piece& piece : pieces) all_queries += piece.queries;
     int64_t block = std::max<int64_t>(1, LINES / group);
     while (block > 1 && block * group > 32 && all_queries * kv_heads / block < 3 * threads) block /= 2;
