@@ -38,7 +38,8 @@ if os.environ.get("FAKE_STUBBORN"):
     child.stdout.readline()
 for line in LINES:
     print(line.format(model=options.model), flush=True)
-    time.sleep(0.12)
+    # The second rank's line is late, so that it shows which one ends a phase, however crowded the machine is.
+    time.sleep(0.8 if "Loading model weights" in line else 0.12)
     if fail == "plan" and "Memory plan" in line:
         print("vllm: error: it does not fit: lower --max-num-batched-tokens to 64", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -116,10 +116,10 @@ def test_a_start_is_measured_and_kept(world, capsys):
         assert [phase["phase"] for phase in start["phases"]] == list(start_log.NAMES)
         assert times == sorted(times) and start["phases"][0]["at_s"] > 0
         assert sum(phase["took_s"] for phase in start["phases"]) == pytest.approx(times[-1], abs=0.01)
-        # The lines are 0.12 s apart; that of the second rank ends the weights.
+        # The lines are 0.12 s apart but for that of the second rank, 0.8 s, which ends the weights.
         weights, cache = (next(phase for phase in start["phases"] if phase["phase"] == name)
                           for name in ("weights loaded", "KV cache made"))
-        assert weights["took_s"] > 0.2 and cache["took_s"] < weights["took_s"] + 0.3
+        assert weights["took_s"] > 0.5 > cache["took_s"]
         assert start["server_says"]["Engine up after"] == {
             "whole": 37.7, "process and imports": 34.6, "device and ranks": 0.1, "weights and states": 1.9,
             "KV cache": 0.9}
