@@ -136,7 +136,7 @@ def test_a_start_is_measured_and_kept(world, capsys):
     path = next(folder.glob("*.json"))
     book.write_text(f"<!-- table: startup {folder.name}/{path.name} -->\n<!-- end -->\n")
     assert ledger.main(["--ledger", str(book), "--results", str(folder.parent)]) == 0
-    assert "| weights loaded | 0." in book.read_text()
+    assert "| weights loaded | " in book.read_text()
 
 
 @pytest.mark.parametrize(("how", "phase", "code", "words"), [
