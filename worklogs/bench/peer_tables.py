@@ -14,11 +14,11 @@ SCALES = {"front stream": (1e3, "ms of CPU per token"), "front prompt": (1e3, "m
 
 def shown(record: Record) -> str:
     """The summary for a terminal."""
-    found = []
+    found = ["  ".join(cell for cell in _figure(record, figure) if cell) for figure in record["figures"]]
     for line, verdict in _lines(record).items():
-        found.append(f"{line}. {TITLES[line]}: {verdict}")
-        for cells in map(_cells, (row for row in record["rows"] if row["line"] == line)):
-            found.append("   " + "  ".join(cell for cell in cells if cell))
+        rows, words = _tried(record, line)
+        found.append(f"{line}. {TITLES[line]}: {verdict}{f' ({words})' if words else ''}")
+        found += ["   " + "  ".join(cell for cell in _cells(row) if cell) for row in rows]
     found += [f"{name}: {words}" for name, words in _settings(record)]
     return "\n".join(found)
 
@@ -29,8 +29,9 @@ def bench_peers(found: list[Record]) -> str:
     for record in found:
         name = f"ours {record['commit'][:7]}"
         for line, verdict in _lines(record).items():
-            rows.append([name, f"**{line}. {TITLES[line]}**", *[""] * 4, f"**{verdict}**", ""])
-            rows += [[name, *_cells(row)] for row in record["rows"] if row["line"] == line]
+            tried, words = _tried(record, line)
+            rows.append([name, f"**{line}. {TITLES[line]}**", *[""] * 4, f"**{verdict}**", words])
+            rows += [[name, *_cells(row)] for row in tried]
         all_figures += [[name, *_figure(record, figure)] for figure in record["figures"]]
         notes += [[name, *words] for words in _settings(record)]
     return "\n".join((
@@ -38,6 +39,14 @@ def bench_peers(found: list[Record]) -> str:
              rows),
         grid(["run", "sitting", "figure", "server", "median (range of rounds)", "samples"], all_figures),
         grid(["run", "what", "words"], notes)))
+
+
+def _tried(record: Record, line: int) -> tuple[list[Record], str]:
+    """The rows of a line that somebody tried to measure, and how many nobody did."""
+    rows = [row for row in record["rows"] if row["line"] == line]
+    tried = [row for row in rows if row["ours"] is not None or row["notes"]]
+    left = len(rows) - len(tried)
+    return tried, f"{left} of its {len(rows)} figures were not tried" if left else ""
 
 
 def _lines(record: Record) -> dict[int, str]:
@@ -78,6 +87,12 @@ def _settings(record: Record) -> list[tuple[str, str]]:
                          f"{', '.join(record['machine']['flags']) or 'no flags known'}"),
              ("memory is read with", "not measured" if rate is None else f"{rate / 1e9:.1f} GB/s at most"),
              ("checkpoints", f"{record['model']}, {record['second_model']}; {record['rounds']} rounds")]
+    steps, prompts = ({int(size): value for size, value in record[name].items()} for name in ("step_bytes",
+                                                                                               "prompt_flops"))
+    found += [("a step reads at least", ", ".join(f"{value / 1e6:,.0f} MB for {size}"
+                                                  for size, value in steps.items())),
+              ("a prompt's token takes at least", ", ".join(
+                  f"{value / 1e6:,.0f} MFLOP of {size:,}" for size, value in prompts.items()))]
     if record["reserved"]:
         found.append(("ours has put aside", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in
                                                       record["reserved"].items() if name != "bytes")))

@@ -48,7 +48,7 @@ from bench_client import OthersMeter, RequestFailed  # noqa: E402
 from peers import compare_on, reserved, servers, sittings, slices, verdicts  # noqa: E402
 from peers.servers import ServerFailed  # noqa: E402
 from peers.sittings import SITTINGS, Sitting  # noqa: E402
-from peers.speed import SHORT, Say, Sizes, Speed  # noqa: E402
+from peers.speed import SHORT, STREAM_PROMPT, Say, Sizes, Speed  # noqa: E402
 from peers.turns import FAILED, INTERRUPTED, VERSIONS, CannotRun, Partial, wait_until_quiet  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -91,7 +91,7 @@ class Bench:
                           if sittings.parts_of(sitting, kind, options.only)]
             if "dataset" in options.only:
                 found += [(number, sittings.dataset_name(*run), kind) for run in options.dataset_runs for kind in kinds
-                          if "dataset" not in sittings.LACKS[kind]]
+                          if sittings.runs_dataset(kind, run[0])]
         return found
 
     def trials(self) -> dict[tuple[str, str], Sitting]:
@@ -152,9 +152,10 @@ class Bench:
         log, model = options.work / f"server-{name}.log", options.second_model if sitting.second else options.model
         arguments = f"{sitting.args.get(kind, '')} {options.args.get(kind, '')}".strip()
         own = options.command.get(kind)
-        found["command"] = bench_record.without_paths(servers.shown(kind, model, arguments, own).split())
-        words = servers.command(kind, model, options.port, arguments, own)
         environment = [f"{name}={value}" for name, value in sitting.environment.get(kind, {}).items()]
+        shown = servers.shown(kind, model, arguments, own).split()
+        found["command"] = bench_record.without_paths([*environment, *shown])
+        words = servers.command(kind, model, options.port, arguments, own)
         meter = OthersMeter(os.getpid())
         meter.start()
         began, speed = time.monotonic(), None
@@ -272,7 +273,10 @@ def outcome(bench: Bench) -> dict[str, Any]:
                                max((max(sample["bytes_per_s"]) for sample in rates), default=None), left_out)
     measured = [unit for unit in units if unit["round"] != TRIAL and unit["kind"] != MACHINE]
     rows = verdicts.Lines(measured, machine).rows()
+    sizes = options.sizes
     return {"floors": {"first": dataclasses.asdict(first), "second": dataclasses.asdict(second)},
+            "step_bytes": {str(number): round(first.step_bytes(number, STREAM_PROMPT)) for number in sizes.streams},
+            "prompt_flops": {str(length): round(first.prompt_flops(length)) for length in sizes.prefill},
             "weight_bytes": machine.weights, "reserved": kept[-1] if kept else None, "read_bytes_per_s": machine.rate,
             "left_out": [{"server": kind, "checkpoint": checkpoint, "why": why}
                          for (checkpoint, kind), why in bench.left_out.items()],

@@ -27,6 +27,10 @@ case $kind in
         # By default it keeps one core for itself, and without Intel's OpenMP it runs on one.
         export VLLM_CPU_OMP_THREADS_BIND=${VLLM_CPU_OMP_THREADS_BIND:-0-$((threads - 1))} VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-2}
         export LD_PRELOAD=$peers/vllm/lib/libiomp5.so
+        # It gives up a step after 300 s; one over a whole piece of a prompt can take longer where there is no AVX-512, or others use the cores.
+        export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=${VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS:-1800}
+        # Its worker gets the threads of those cores; the variable would give as many to its other processes, where they only spin.
+        unset OMP_NUM_THREADS
         exec "$peers/vllm/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name llm --host 127.0.0.1 \
             --port "$port" --chat-template "$template" --enable-prefix-caching --enable-prompt-tokens-details --reasoning-parser qwen3 \
             --enable-auto-tool-choice --tool-call-parser qwen3_xml --max-num-seqs 16 "$@"

@@ -52,6 +52,12 @@ def parts_of(sitting: Sitting, kind: str, only: tuple[str, ...]) -> tuple[str, .
     return tuple(part for part in sitting.parts if part in only and part not in LACKS[kind])
 
 
+def runs_dataset(kind: str, tokens: int) -> bool:
+    """Whether a server is sent the dataset with answers of so many tokens. llama.cpp, which takes longest by far, is
+    held to those of 64 only."""
+    return "dataset" not in LACKS[kind] and not (kind == "llama" and tokens == 256)
+
+
 def streams_of(kind: str) -> int:
     """How many answers it can give at once, at most."""
     return 1 if kind == "transformers" else 16
