@@ -15,6 +15,7 @@ Prints `Ready: URL` when it can be asked. Ends with SIGTERM or SIGINT.
 import argparse
 import asyncio
 import json
+import math
 import signal
 import sys
 import time
@@ -89,28 +90,36 @@ class Stub:
         entry: dict[str, Any] = {"id": f"stub-{index}", "received_s": received,
                                  "recording": index % len(self.recording), "due_s": [], "flushed_s": []}
         self.requests.append(entry)
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"the body is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise web.HTTPBadRequest(text="the body is no JSON object")
         entry["sent"] = {"path": request.path, "messages": len(body.get("messages") or ()),
                          **{name: body[name] for name in KEPT if name in body}}
         found = self.recording[entry["recording"]]
         response = web.StreamResponse(status=found["status"], headers={
             "Content-Type": "text/event-stream" if found["status"] == 200 else "application/json"})
         response.enable_chunked_encoding()
-        await response.prepare(request)
-        for offset, text in found["chunks"]:
-            due = received + offset
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if text is None:
-                if request.transport is not None:
-                    request.transport.abort()
-                break
-            # Stamped before: the reader may run before this process does again.
-            entry["due_s"].append(due)
-            entry["flushed_s"].append(time.monotonic())
-            await response.write(text.replace("$ID", entry["id"]).encode())
-        if self.log is not None:
-            with self.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+        try:
+            await response.prepare(request)
+            for offset, text in found["chunks"]:
+                due = received + offset
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if text is None:
+                    if request.transport is not None:
+                        request.transport.abort()
+                    break
+                # Stamped before: the reader may run before this process does again.
+                entry["due_s"].append(due)
+                entry["flushed_s"].append(time.monotonic())
+                await response.write(text.replace("$ID", entry["id"]).encode())
+        finally:
+            # Also of a client that went before the end.
+            if self.log is not None:
+                with self.log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(entry) + "\n")
         return response
 
     def app(self) -> web.Application:
@@ -151,15 +160,24 @@ def read(path: Path) -> list[Answer]:
     Raises:
         ValueError: it is none.
     """
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--recording {path}: does not parse: {error}") from error
     if not isinstance(found, list) or not found:
-        raise ValueError("is no list of answers")
+        raise ValueError(f"--recording {path}: is no list of answers")
     for index, one in enumerate(found):
-        if not isinstance(one, dict) or not isinstance(one.get("status"), int) or not all(
-                isinstance(chunk, list) and len(chunk) == 2 and isinstance(chunk[0], int | float)
-                and isinstance(chunk[1], str | None) for chunk in one.get("chunks") or [0]):
-            raise ValueError(f"answer {index} is not {{\"status\", \"chunks\": [[seconds, text], ...]}}")
+        chunks = one.get("chunks") if isinstance(one, dict) else None
+        if not isinstance(chunks, list) or not chunks or not all(map(_chunk, chunks)) or one.get("status") not in range(
+                100, 600):
+            raise ValueError(f"--recording {path}: answer {index} is not {{\"status\": 100 to 599, \"chunks\": "
+                             "[[seconds, text], ...]}")
     return found
+
+
+def _chunk(found: Any) -> bool:
+    return (isinstance(found, list) and len(found) == 2 and isinstance(found[0], int | float)
+            and 0 <= found[0] < math.inf and isinstance(found[1], str | None))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,11 +187,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recording", type=Path)
     parser.add_argument("--log", type=Path)
     options = parser.parse_args(arguments)
+    if not 0 <= options.port < 65536:
+        parser.error("--port is from 0 to 65535")
     try:
         recording = read(options.recording) if options.recording else EXAMPLE
+        if options.log is not None and (options.log.is_dir() or not options.log.parent.is_dir()):
+            raise ValueError(f"--log {options.log}: give a file in a folder that is there")
         asyncio.run(serve(Stub(recording, options.log), options.port))
     except (OSError, ValueError) as error:
-        print(f"stub_server: {options.recording or ''} {error}", file=sys.stderr)
+        print(f"stub_server: {error}", file=sys.stderr)
         return 1
     return 0
 
