@@ -26,15 +26,16 @@ from pathlib import Path
 KERNELS = Path(__file__).resolve().parent
 # Best first. What a processor must have (the names of /proc/cpuinfo) and what the compiler is told. No fast-math: sums
 # may be reordered by hand only, and what is not finite must stay so.
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c")
+_AVX512_FLAGS = (*(f"-m{name}" for name in _AVX512), "-mprefer-vector-width=512")
 ISAS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
-    "avx512": (frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}),
-               ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c",
-                "-mprefer-vector-width=512")),
+    "avx512bf16": (frozenset({*_AVX512, "avx512_bf16"}), (*_AVX512_FLAGS, "-mavx512bf16")),
+    "avx512": (frozenset(_AVX512), _AVX512_FLAGS),
     "avx2": (frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
     "portable": (frozenset(), ()),
 }
 # Compiled, but never run yet: no machine of ours had it since. Used only where it is asked for.
-UNTRIED = frozenset({"avx512"})
+UNTRIED: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-// Products of many rows of float32 with many rows of weights of any type: what counts is the arithmetic. The weights are turned, as float32, into
-// panels that stay in the second-level cache, and every number that is loaded from there meets TALL rows of x. (Goto and van de Geijn, "Anatomy of
+// Products of many rows with many rows of weights of any type: what counts is the arithmetic. The weights are turned, in units (units.h), into panels
+// that stay in the second-level cache, and every unit that is loaded from there meets TALL rows of x. (Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008.)
 #pragma once
-#include "buffer.h"
+#include "units.h"
 
 constexpr int TALL = W == 16 ? 12 : 6;  // rows of x at a time: with two vectors each, as many sums as there are registers for
 constexpr int PANEL = 2 * W;            // rows of the weights that a panel has, side by side
-constexpr int64_t DEPTH = 256;          // of the sum, at a time: a panel fills half of a first-level cache, or all of a larger one's half
+constexpr int64_t DEPTH = 256;          // units of the sum, at a time: a panel fills half of a first-level cache, or all of a larger one's half
 constexpr int64_t BREADTH = 128;        // rows of the weights at a time
 
 // Turns W vectors of W numbers, by squares of half the size.
@@ -28,29 +28,34 @@ template <int half = W / 2> INLINE void turn(vf* x) {
     }
 }
 
-// to[k][PANEL] = weights[.][k] for `depth` k of up to PANEL rows; zeros where there is no row.
-template <class T> void turned_panel(const T* weights, int64_t size, int rows, int64_t depth, float* to) {
+// to[unit][PANEL] = weights[.][unit] of `depth` numbers of up to PANEL rows; zeros where there is none. Returns the units.
+template <class Way> int64_t turned_panel(const typename Way::Weight* weights, int64_t size, int rows, int64_t depth, float* to) {
+    constexpr int64_t step = W * Way::EACH;
+    const int64_t units = (depth + Way::EACH - 1) / Way::EACH;
     for (int part = 0; part < PANEL; part += W)
-        for (int64_t k = 0; k < depth; k += W) {
+        for (int64_t k = 0; k < depth; k += step) {
             vf x[W];
-            const int many = int(depth - k < W ? depth - k : W);
-            const T* from = weights + part * size + k;
-            if (many == W && part + W <= rows) {
+            const int64_t unit = k / Way::EACH;
+            const typename Way::Weight* from = weights + part * size + k;
+            if (depth - k >= step && part + W <= rows) {
 #pragma GCC unroll 16
-                for (int row = 0; row < W; row++) x[row] = load(from + row * size);
+                for (int row = 0; row < W; row++) x[row] = Way::units(from + row * size);
                 turn(x);
 #pragma GCC unroll 16
-                for (int row = 0; row < W; row++) store(to + (k + row) * PANEL + part, x[row]);
+                for (int row = 0; row < W; row++) store(to + (unit + row) * PANEL + part, x[row]);
             } else {
-                for (int row = 0; row < W; row++) x[row] = part + row < rows ? load_part(from + row * size, many) : vf{};
+                for (int row = 0; row < W; row++)
+                    x[row] = part + row >= rows ? vf{} : depth - k >= step ? Way::units(from + row * size)
+                                                                           : Way::last_units(from + row * size, int(depth - k));
                 turn(x);
-                for (int row = 0; row < many; row++) store(to + (k + row) * PANEL + part, x[row]);
+                for (int row = 0; row < W && unit + row < units; row++) store(to + (unit + row) * PANEL + part, x[row]);
             }
         }
+    return units;
 }
 
-// sums [N][.., PANEL] (rows `apart`) += xs [N][depth] times a panel; from zero where `begins`.
-template <int N> INLINE void tile(const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums, int64_t apart, bool begins) {
+// sums [N][.., PANEL] (rows `apart`) += xs [N][depth], in units from `start`, times a panel; from zero where `begins`.
+template <class Way, int N> INLINE void tile(const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums, int64_t apart, bool begins) {
     vf total[N][2];
     const float* x[N];
 #pragma GCC unroll 16
@@ -63,9 +68,9 @@ template <int N> INLINE void tile(const float* const* xs, int64_t start, int64_t
         const vf left = load(panel + k * PANEL), right = load(panel + k * PANEL + W);
 #pragma GCC unroll 16
         for (int n = 0; n < N; n++) {
-            const vf one = all(x[n][k]);
-            total[n][0] += left * one;
-            total[n][1] += right * one;
+            const vf one = Way::everywhere(x[n] + k);
+            Way::add(total[n][0], left, one);
+            Way::add(total[n][1], right, one);
         }
     }
 #pragma GCC unroll 16
@@ -75,28 +80,31 @@ template <int N> INLINE void tile(const float* const* xs, int64_t start, int64_t
     }
 }
 
-template <int N = TALL> INLINE void some_tile(int count, const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums,
+template <class Way, int N = TALL> INLINE void some_tile(int count, const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums,
                                               int64_t apart, bool begins) {
     if constexpr (N > 0) {
-        if (count == N) return tile<N>(xs, start, depth, panel, sums, apart, begins);
-        some_tile<N - 1>(count, xs, start, depth, panel, sums, apart, begins);
+        if (count == N) return tile<Way, N>(xs, start, depth, panel, sums, apart, begins);
+        some_tile<Way, N - 1>(count, xs, start, depth, panel, sums, apart, begins);
     }
 }
 
-// As each_product of products.h. Each product is summed in the order of k, whatever else is computed.
-template <class T> void each_product_of_many(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
-                                             float* out, int64_t apart) {
+// As each_product of products.h, xs in units. Each product is summed in the order of k, whatever else is computed.
+template <class Way> void each_product_of_many(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
+                                               int64_t columns, float* out, int64_t apart) {
+    constexpr int64_t most = DEPTH * Way::EACH;
     const Buffer panels(BREADTH * DEPTH), sums(columns * BREADTH);
     for (int64_t begin = first; begin < last; begin += BREADTH) {
         const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
-        for (int64_t start = 0; start < size; start += DEPTH) {
-            const int64_t depth = size - start < DEPTH ? size - start : DEPTH;
+        for (int64_t start = 0; start < size; start += most) {
+            const int64_t depth = size - start < most ? size - start : most;
+            int64_t units = 0;
             for (int64_t row = 0; row < rows; row += PANEL)
-                turned_panel(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth, &panels[row * DEPTH]);
+                units = turned_panel<Way>(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth,
+                                          &panels[row * DEPTH]);
             for (int64_t column = 0; column < columns; column += TALL)
                 for (int64_t row = 0; row < rows; row += PANEL)
-                    some_tile(int(columns - column < TALL ? columns - column : TALL), xs + column, start, depth, &panels[row * DEPTH],
-                              &sums[column * BREADTH + row], BREADTH, start == 0);
+                    some_tile<Way>(int(columns - column < TALL ? columns - column : TALL), xs + column, start / Way::EACH, units,
+                                   &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0);
         }
         for (int64_t column = 0; column < columns; column++)
             std::memcpy(out + column * apart + begin - first, &sums[column * BREADTH], rows * sizeof(float));

@@ -1,4 +1,5 @@
 // Products of a few rows, for weights that are read once: what counts is the memory. Those of many are in blocked.h.
+#include <type_traits>
 #include "products.h"
 #include "blocked.h"
 
@@ -30,8 +31,9 @@ INLINE v4 sums(v4 a, v4 b, v4 c, v4 d) {
 
 // out[n][r] = the products of R rows with xs[n]. One sum per product and lane, in the order of k: a product does not depend on what else is
 // computed with it. `fetch`: ask for the R rows that follow.
-template <int R, int N, bool fetch, class T> INLINE void products(const T* const* rows, const float* const* xs, int64_t size, v4* out) {
-    constexpr int64_t line = 64 / sizeof(T) < W ? W : 64 / sizeof(T);
+template <class Way, int R, int N, bool fetch> INLINE void products(const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
+    typedef typename Way::Weight T;
+    constexpr int64_t step = W * Way::EACH, line = 64 / int64_t(sizeof(T)) < step ? step : 64 / sizeof(T);
     vf total[MOST_ROWS][N];
 #pragma GCC unroll 8
     for (int row = 0; row < MOST_ROWS; row++)
@@ -43,34 +45,36 @@ template <int R, int N, bool fetch, class T> INLINE void products(const T* const
         for (int row = 0; row < R; row++) weight[row] = read(rows[row] + at);
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
-            vf x = load(xs[n] + at);
+            vf x = load(xs[n] + at / Way::EACH);
 #pragma GCC unroll 8
-            for (int row = 0; row < R; row++) total[row][n] += weight[row] * x;
+            for (int row = 0; row < R; row++) Way::add(total[row][n], weight[row], x);
         }
     };
-    auto whole = [](const T* from) __attribute__((always_inline)) { return load(from); };
+    auto whole = [](const T* from) __attribute__((always_inline)) { return Way::units(from); };
     int64_t at = 0;
     for (; at + line <= size; at += line) {
         if (fetch)
             for (int row = 0; row < R; row++) __builtin_prefetch(rows[row] + R * size + at);
-        for (int64_t k = at; k < at + line; k += W) add(whole, k);
+        for (int64_t k = at; k < at + line; k += step) add(whole, k);
     }
-    for (; at + W <= size; at += W) add(whole, at);
-    if (at < size) add([=](const T* from) __attribute__((always_inline)) { return load_part(from, int(size - at)); }, at);
+    for (; at + step <= size; at += step) add(whole, at);
+    if (at < size) add([=](const T* from) __attribute__((always_inline)) { return Way::last_units(from, int(size - at)); }, at);
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) out[n] = sums(quarter(total[0][n]), quarter(total[1][n]), quarter(total[2][n]), quarter(total[3][n]));
 }
 
 // Of `columns` columns, 1 <= columns <= N.
-template <int R, int N, bool fetch, class T> void some_products(int64_t columns, const T* const* rows, const float* const* xs, int64_t size, v4* out) {
+template <class Way, int R, int N, bool fetch>
+void some_products(int64_t columns, const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
     if constexpr (N > 1)
-        if (columns < N) return some_products<R, N - 1, fetch>(columns, rows, xs, size, out);
-    products<R, N, fetch>(rows, xs, size, out);
+        if (columns < N) return some_products<Way, R, N - 1, fetch>(columns, rows, xs, size, out);
+    products<Way, R, N, fetch>(rows, xs, size, out);
 }
 
-// As each_product, R rows and at most N columns at a time.
-template <int R, int N, class T> void each_product_of_few(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                                          int64_t columns, float* out, int64_t apart) {
+// As each_product, xs in units, R rows and at most N columns at a time.
+template <class Way, int R, int N> void each_product_of_few(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size,
+                                                            const float* const* xs, int64_t columns, float* out, int64_t apart) {
+    typedef typename Way::Weight T;
     for (int64_t row = first; row < last; row += R) {
         const T* rows[R];  // at the end the last one again
         int valid = int(last - row < R ? last - row : R);
@@ -78,30 +82,50 @@ template <int R, int N, class T> void each_product_of_few(const T* weights, int6
         for (int64_t column = 0; column < columns; column += N) {
             int64_t some = columns - column < N ? columns - column : N;
             v4 found[N];
-            if (column == 0) some_products<R, N, true>(some, rows, xs + column, size, found);
-            else some_products<R, N, false>(some, rows, xs + column, size, found);
+            if (column == 0) some_products<Way, R, N, true>(some, rows, xs + column, size, found);
+            else some_products<Way, R, N, false>(some, rows, xs + column, size, found);
             for (int n = 0; n < some; n++)
                 for (int r = 0; r < valid; r++) out[(column + n) * apart + row - first + r] = found[n][r];
         }
     }
 }
 
-}  // namespace
-
-template <class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
-                                     float* out, int64_t apart) {
-    if (columns >= MANY) return each_product_of_many(weights, first, last, size, xs, columns, out, apart);
+// As each_product, xs in units.
+template <class Way> void product_of_units(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
+                                           int64_t columns, float* out, int64_t apart) {
+    if (columns >= MANY) return each_product_of_many<Way>(weights, first, last, size, xs, columns, out, apart);
     // Columns in equal parts: 7 are 4 and 3, not 6 and 1, for which all weights would be converted once more.
     const int64_t parts = (columns + COLUMNS - 1) / COLUMNS, each = parts ? (columns + parts - 1) / parts : 0;
     switch (rows_for(each)) {
-        case 4: return each_product_of_few<4, W == 16 ? COLUMNS : 3>(weights, first, last, size, xs, columns, out, apart);
-        case 3: return each_product_of_few<3, 4>(weights, first, last, size, xs, columns, out, apart);
-        case 2: return each <= 5 ? each_product_of_few<2, 5>(weights, first, last, size, xs, columns, out, apart)
-                                 : each_product_of_few<2, 6>(weights, first, last, size, xs, columns, out, apart);
+        case 4: return each_product_of_few<Way, 4, W == 16 ? COLUMNS : 3>(weights, first, last, size, xs, columns, out, apart);
+        case 3: return each_product_of_few<Way, 3, 4>(weights, first, last, size, xs, columns, out, apart);
+        case 2: return each <= 5 ? each_product_of_few<Way, 2, 5>(weights, first, last, size, xs, columns, out, apart)
+                                 : each_product_of_few<Way, 2, 6>(weights, first, last, size, xs, columns, out, apart);
     }
 }
 
-template void each_product(const float*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
-template void each_product(const bf16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
-template void each_product(const f16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
-template void each_product(const i8*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t);
+}  // namespace
+
+template <class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
+                                     float* out, int64_t apart, bool brief) {
+    constexpr bool has_pairs = PAIRED && (std::is_same<T, bf16>::value || std::is_same<T, i8>::value);
+    if constexpr (has_pairs)
+        if (brief) {
+            typedef Pairs<T> Way;
+            const int64_t wide = rounded_up(size, W * Way::EACH) / Way::EACH;
+            const Buffer room(columns * wide);
+            std::vector<const float*> units;
+            for (int64_t column = 0; column < columns; column++) {
+                units.push_back(&room[column * wide]);
+                Way::from_floats(xs[column], size, &room[column * wide]);
+            }
+            return product_of_units<Way>(weights, first, last, size, units.data(), columns, out, apart);
+        }
+    (void)brief;
+    product_of_units<Floats<T>>(weights, first, last, size, xs, columns, out, apart);
+}
+
+template void each_product(const float*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
+template void each_product(const bf16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
+template void each_product(const f16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
+template void each_product(const i8*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);

@@ -5,9 +5,10 @@
 
 // out[column * apart + row - first] = the product of each of the weights' rows [first, last) with each column. It depends neither on other rows
 // nor on other columns, but for one thing: whether these are fewer than 20.
-// weights: [.., size], rows without gaps. xs: `columns` addresses of `size` numbers and zeros up to a multiple of W.
+// weights: [.., size], rows without gaps. xs: `columns` addresses of `size` numbers and zeros up to a multiple of W. brief: these may be rounded to
+// bfloat16, for the model's type is no finer.
 template <class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
-                                     float* out, int64_t apart);
+                                     float* out, int64_t apart, bool brief);
 
 // x [count, size], rows `stride` apart, as each_product takes it.
 struct Inputs {

@@ -9,9 +9,9 @@ template <class T, class V> void run_linear(const T* x, int64_t stride, const V*
     parallel(count, rows * size, [&](int64_t first, int64_t last) {
         const int64_t some = last - first;
         if (std::is_same<T, float>::value && !scale && !bias)
-            return each_product(weight, first, last, size, inputs.rows.data(), rows, (float*)out + first, count);
+            return each_product(weight, first, last, size, inputs.rows.data(), rows, (float*)out + first, count, false);
         const Buffer sums(rows * some);
-        each_product(weight, first, last, size, inputs.rows.data(), rows, sums.at, some);
+        each_product(weight, first, last, size, inputs.rows.data(), rows, sums.at, some, std::is_same<T, bf16>::value);
         for (int64_t row = 0; row < rows; row++) {
             float* from = sums.at + row * some;
             if (scale)

@@ -25,6 +25,7 @@ template <class V> struct Experts {
     const V *w13, *w2;
     const float *scales13, *scales2;
     int64_t tokens, hidden, inner;
+    bool brief;   // as each_product
     float* sums;  // [tokens, hidden]
     std::function<void(int64_t, int64_t)> finish;  // called with columns whose sums are complete
     std::vector<Group> groups;
@@ -48,7 +49,7 @@ template <class V> struct Experts {
                 for (int half = 0; half < 2; half++) {
                     const int64_t place = group.expert * 2 * inner + half * inner;
                     float* to = (half ? ups : gates).get() + (group.first - base) * wide + first;
-                    each_product(w13 + place * hidden, first, last, hidden, &in[group.first], count, to, wide);
+                    each_product(w13 + place * hidden, first, last, hidden, &in[group.first], count, to, wide, brief);
                     if (scales13)
                         for (int64_t n = 0; n < count; n++)
                             for (int64_t i = first; i < last; i++) to[n * wide + i - first] *= scales13[place + i];
@@ -78,7 +79,7 @@ template <class V> struct Experts {
                 const Group& group = groups[g];
                 const Pair* pair = &pairs[group.first];
                 const int64_t place = group.expert * hidden, count = group.last - group.first, some = last - first;
-                each_product(w2 + place * inner, first, last, inner, &between[group.first - base], count, found.at, some);
+                each_product(w2 + place * inner, first, last, inner, &between[group.first - base], count, found.at, some, brief);
                 for (int64_t n = 0; n < count; n++) {
                     float *to = sums + pair[n].token * hidden + first, *from = &found[n * some];
                     const float weight = pair[n].weight;
@@ -123,7 +124,7 @@ template <class T, class V> bool run_experts(const ExpertsCall& call, const T* x
         if (call.ids[p] < 0 || call.ids[p] >= call.count) return false;
         start[call.ids[p] + 1]++;
     }
-    Experts<V> experts{w13, w2, scales13, scales2, call.tokens, hidden, call.inner, nullptr, {}, {}, std::vector<Pair>(count), {}, {}, {}, {}};
+    Experts<V> experts{w13, w2, scales13, scales2, call.tokens, hidden, call.inner, std::is_same<T, bf16>::value, nullptr, {}, {}, std::vector<Pair>(count), {}, {}, {}, {}};
     for (int64_t e = 0; e < call.count; e++) {
         start[e + 1] += start[e];
         if (start[e + 1] > start[e]) experts.groups.push_back({e, start[e], start[e + 1]});
