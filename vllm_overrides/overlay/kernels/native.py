@@ -1,9 +1,9 @@
 """The compiled CPU operators, called through ctypes: plain C functions that take addresses, sizes and strides.
 
-The library is that of the best instruction set that this processor has and that has been tried;
-VLLM_OVERLAY_NATIVE_ISA (avx512, avx2, portable, or a variant for tests: wide, asan, tsan) names another one. It is
-built by native_build.py, which says where it lies. Threads are torch's own: the library's calls of OpenMP are bound to
-the runtime that torch has loaded, so `torch.set_num_threads` and the binding of cores hold for both.
+The library is that of AVX2 where the processor has it; VLLM_OVERLAY_NATIVE_ISA (avx512bf16, avx512, avx2, portable, or
+a variant for tests: wide, paired, asan, tsan) names another one. It is built by native_build.py, which says where it
+lies and what must be asked for. Threads are torch's own: the library's calls of OpenMP are bound to the runtime that
+torch has loaded, so `torch.set_num_threads` and the binding of cores hold for both.
 """
 import ctypes
 import os
@@ -70,8 +70,8 @@ def _lacks_runtime(name: str) -> str | None:
 
 def library_multiplies(dtype: torch.dtype) -> bool:
     """Whether products of many rows are left to PyTorch's library (oneDNN, MKL): where the processor has arithmetic of
-    this type that ours does not use. With AVX2 ours are faster in every type (linear/README.md)."""
-    needed = {torch.float32: {"avx512f"}, torch.bfloat16: {"avx512_bf16", "amx_bf16"},
+    this type that ours does not use. Else ours are faster in every type (linear/README.md)."""
+    needed: dict[torch.dtype, set[str]] = {torch.float32: set(), torch.bfloat16: {"avx512_bf16", "amx_bf16"},
               torch.float16: {"avx512_fp16", "amx_fp16"}}
     return bool(needed[dtype] & native_build.processor_flags())
 

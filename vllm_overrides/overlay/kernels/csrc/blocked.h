@@ -6,7 +6,7 @@
 
 constexpr int TALL = W == 16 ? 12 : 6;  // rows of x at a time: with two vectors each, as many sums as there are registers for
 constexpr int PANEL = 2 * W;            // rows of the weights that a panel has, side by side
-constexpr int64_t DEPTH = 256;          // units of the sum, at a time: a panel fills half of a first-level cache, or all of a larger one's half
+constexpr int64_t DEPTH = 2048 / W;     // units of the sum, at a time: a panel fills half of a first-level cache
 constexpr int64_t BREADTH = 128;        // rows of the weights at a time
 
 // Turns W vectors of W numbers, by squares of half the size.
@@ -92,6 +92,7 @@ template <class Way, int N = TALL> INLINE void some_tile(int count, const float*
 template <class Way> void each_product_of_many(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
                                                int64_t columns, float* out, int64_t apart) {
     constexpr int64_t most = DEPTH * Way::EACH;
+    const int64_t parts = (columns + TALL - 1) / TALL;
     const Buffer panels(BREADTH * DEPTH), sums(columns * BREADTH);
     for (int64_t begin = first; begin < last; begin += BREADTH) {
         const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
@@ -101,10 +102,13 @@ template <class Way> void each_product_of_many(const typename Way::Weight* weigh
             for (int64_t row = 0; row < rows; row += PANEL)
                 units = turned_panel<Way>(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth,
                                           &panels[row * DEPTH]);
-            for (int64_t column = 0; column < columns; column += TALL)
+            // Columns in equal parts: 14 are 7 and 7, not 12 and 2, whose sums would wait for each other.
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t column = columns * part / parts, some = columns * (part + 1) / parts - column;
                 for (int64_t row = 0; row < rows; row += PANEL)
-                    some_tile<Way>(int(columns - column < TALL ? columns - column : TALL), xs + column, start / Way::EACH, units,
+                    some_tile<Way>(int(some), xs + column, start / Way::EACH, units,
                                    &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0);
+            }
         }
         for (int64_t column = 0; column < columns; column++)
             std::memcpy(out + column * apart + begin - first, &sums[column * BREADTH], rows * sizeof(float));

@@ -6,6 +6,9 @@
 
 INLINE int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
+// Numbers from a row of `size` to the next, for rows that are read side by side: no power of two, or all would want the same lines of a cache.
+INLINE int64_t row_pitch(int64_t size) { return rounded_up(size, W) + 16; }
+
 // Uninitialised, on a line of the cache.
 struct Buffer {
     float* at;

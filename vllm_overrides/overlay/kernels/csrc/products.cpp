@@ -112,7 +112,7 @@ template <class T> void each_product(const T* weights, int64_t first, int64_t la
     if constexpr (has_pairs)
         if (brief) {
             typedef Pairs<T> Way;
-            const int64_t wide = rounded_up(size, W * Way::EACH) / Way::EACH;
+            const int64_t wide = row_pitch((size + Way::EACH - 1) / Way::EACH);
             const Buffer room(columns * wide);
             std::vector<const float*> units;
             for (int64_t column = 0; column < columns; column++) {

@@ -14,8 +14,8 @@ template <class T> void each_product(const T* weights, int64_t first, int64_t la
 struct Inputs {
     Buffer room;
     std::vector<const float*> rows;
-    template <class T> Inputs(const T* x, int64_t stride, int64_t count, int64_t size) : room(count * rounded_up(size, W)) {
-        const int64_t wide = rounded_up(size, W);
+    template <class T> Inputs(const T* x, int64_t stride, int64_t count, int64_t size) : room(count * row_pitch(size)) {
+        const int64_t wide = row_pitch(size);
         for (int64_t row = 0; row < count; row++) rows.push_back(room.at + row * wide);
         parallel(count, size, [&](int64_t first, int64_t last) {
             for (int64_t row = first; row < last; row++) widen(x + row * stride, size, room.at + row * wide);

@@ -2,8 +2,8 @@
 #pragma once
 #include "buffer.h"
 
-// PAIRS: of the variant `paired` of native_build.py, which does what AVX-512 BF16 would on processors that lack it.
-#if defined(__AVX512BF16__) || defined(PAIRS)
+// PAIRED_BY_HAND: of the variant `paired` of native_build.py, which does what AVX-512 BF16 would on processors that lack it.
+#if defined(__AVX512BF16__) || defined(PAIRED_BY_HAND)
 constexpr bool PAIRED = true;
 #else
 constexpr bool PAIRED = false;

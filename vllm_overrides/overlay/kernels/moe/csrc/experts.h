@@ -38,7 +38,7 @@ template <class V> struct Experts {
     void first_product(size_t begin, size_t end, int64_t base) {
         std::vector<int64_t> cost(1);
         for (size_t g = begin; g < end; g++) cost.push_back(cost.back() + inner * (2 + groups[g].last - groups[g].first));
-        int64_t wide = rounded_up(inner, W);
+        int64_t wide = row_pitch(inner);
         parallel(cost.back(), 2 * hidden, [&](int64_t from, int64_t to) {
             for (size_t g = begin; g < end; g++) {
                 const Group& group = groups[g];
@@ -100,7 +100,7 @@ template <class V> struct Experts {
             most = std::max(most, groups[g].last - groups[parts.back()].first);
         }
         parts.push_back(groups.size());
-        int64_t wide = rounded_up(inner, W);
+        int64_t wide = row_pitch(inner);
         gates.reset(new float[most * wide]);
         ups.reset(new float[most * wide]);
         for (int64_t p = 0; p < most; p++) {
