@@ -40,7 +40,8 @@ def environment(name):
 def test_the_operators(name):
     native_build.build(names=[name])
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p",
-                           "no:faulthandler", "-k", "native", *map(str, OPERATORS)], env=environment(name), capture_output=True, text=True)
+                           "no:faulthandler", "-k", "native", *map(str, OPERATORS)],
+                          env=environment(name), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout.splitlines()[-1], done.stdout[-1000:]
 
