@@ -1,5 +1,5 @@
-"""The compiled operators' tests once more: for every instruction set that this processor has besides its best, for
-lanes and products of better ones, and under the sanitizers."""
+"""The compiled operators' tests once more: for every instruction set that this processor has besides the one in use,
+for lanes and products of better ones, and under the sanitizers."""
 import os
 import subprocess
 import sys
