@@ -34,6 +34,11 @@ NEEDED = (
     "LICENSE",
     "tests/twin/checkpoint/config.json",
 )
+TOP_LEVEL = {
+    "Dockerfile", "computility-run.yaml", ".dockerignore", ".gitattributes", "chat_template_multi_system.jinja",
+    "patches", "vllm_overrides", "patch_ops.sh", "worklogs", "remote_results", "tests", "README.md", "Makefile",
+    "pyproject.toml", "LICENSE", ".gitignore", ".ci", "Dockerfile.cpu", "requirements", "docs",
+}
 KEPT_OUT = (
     ".git/config",
     ".venv/bin/python",
@@ -102,6 +107,15 @@ def test_every_file_has_its_line_endings_settled() -> None:
     assert guessed & {".sh", ".py", ".patch", ".jinja", ".yaml", ".json", ".md", ".cpp", ".cu"} == set()
     stored = [line for line in git("ls-files", "--eol").splitlines() if line.startswith(("i/crlf", "i/mixed"))]
     assert stored == []
+
+
+def test_nothing_is_committed_that_stands_only_here() -> None:
+    """The top level is fixed, and a link may point to where another machine has nothing."""
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("this is no git checkout")
+    entries = [entry.split("\t") for entry in git("ls-files", "-s", "-z").split("\0")[:-1]]
+    assert [name for what, name in entries if what.startswith("120000")] == [], "symbolic links"
+    assert sorted({name.split("/")[0] for _, name in entries} - TOP_LEVEL) == []
 
 
 def git(*command: str, text: str = "") -> str:
