@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,18 +51,24 @@ def digest(value: Any) -> str:
 
 
 def keep(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes a record as folder/<UTC date-time>_<name>.json, and never over another.
+    """Writes a record as folder/<UTC date-time>_<name>.json, and never over another: where there is one of this
+    second, in the next one.
 
     Raises:
         ValueError: the name is no lower-case word of letters, digits, dots and dashes.
-        FileExistsError: there is one of this second.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"the name {name!r} of a result is not made of lower-case letters, digits, dots and dashes")
-    now = datetime.datetime.now(datetime.timezone.utc)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{now:%Y%m%d-%H%M%S}_{name}.json"
-    with open(path, "x", encoding="utf-8") as file:
+    while True:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        path = folder / f"{now:%Y%m%d-%H%M%S}_{name}.json"
+        try:
+            file = open(path, "x", encoding="utf-8")
+            break
+        except FileExistsError:
+            time.sleep(1 - now.microsecond / 1e6)
+    with file:
         json.dump({"kind": record.pop("kind"), "utc": now.isoformat(timespec="seconds"), **record}, file, indent=1)
         file.write("\n")
     return path

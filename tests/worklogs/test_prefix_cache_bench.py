@@ -155,14 +155,18 @@ def test_records_are_written_once_and_name_no_path(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="Some Name"):
         bench_record.keep("Some Name", {"kind": "k"}, tmp_path)
 
-    class Stopped(bench_record.datetime.datetime):
+    class Slow(bench_record.datetime.datetime):
+        moments = iter([(5, 100_000), (5, 400_000), (6, 0)])
+
         @classmethod
         def now(cls, tz=None):
-            return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+            return cls(2026, 1, 2, 3, 4, *next(cls.moments), tzinfo=tz)
 
-    monkeypatch.setattr(bench_record.datetime, "datetime", Stopped)
-    bench_record.keep("once", {"kind": "k"}, tmp_path)
-    with pytest.raises(FileExistsError):
-        bench_record.keep("once", {"kind": "k"}, tmp_path)
+    slept: list[float] = []
+    monkeypatch.setattr(bench_record.datetime, "datetime", Slow)
+    monkeypatch.setattr(bench_record.time, "sleep", slept.append)
+    first, second = (bench_record.keep("twice", {"kind": "k", "n": n}, tmp_path) for n in (1, 2))
+    assert (first.name, second.name) == ("20260102-030405_twice.json", "20260102-030406_twice.json")
+    assert [json.loads(path.read_text())["n"] for path in (first, second)] == [1, 2] and slept == [pytest.approx(0.6)]
     assert bench_record.without_paths(["python", "/a/b/c.py", "--x=/root/y", "http://127.0.0.1:1/v1", "a/b"]) == \
         "python c.py --x=y http://127.0.0.1:1/v1 a/b"
