@@ -64,14 +64,12 @@ def keep(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
         now = datetime.datetime.now(datetime.timezone.utc)
         path = folder / f"{now:%Y%m%d-%H%M%S}_{name}.json"
         try:
-            file = open(path, "x", encoding="utf-8")
-            break
+            with open(path, "x", encoding="utf-8") as file:
+                json.dump({"kind": record["kind"], "utc": now.isoformat(timespec="seconds"), **record}, file, indent=1)
+                file.write("\n")
+            return path
         except FileExistsError:
             time.sleep(1 - now.microsecond / 1e6)
-    with file:
-        json.dump({"kind": record.pop("kind"), "utc": now.isoformat(timespec="seconds"), **record}, file, indent=1)
-        file.write("\n")
-    return path
 
 
 def keep_of_server(kind: str, server: str, said: Any, version: str, command: str, found: Mapping[str, Any],
