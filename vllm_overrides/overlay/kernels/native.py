@@ -1,9 +1,9 @@
 """The compiled CPU operators, called through ctypes: plain C functions that take addresses, sizes and strides.
 
-The library is that of AVX2 where the processor has it; VLLM_OVERLAY_NATIVE_ISA (avx512bf16, avx512, avx2, portable, or
-a variant for tests: wide, paired, asan, tsan) names another one. It is built by native_build.py, which says where it
-lies and what must be asked for. Threads are torch's own: the library's calls of OpenMP are bound to the runtime that
-torch has loaded, so `torch.set_num_threads` and the binding of cores hold for both.
+The library is that of the best instruction set that this processor has (avx512bf16, avx512, avx2, portable);
+VLLM_OVERLAY_NATIVE_ISA names another one, or a variant for tests (wide, paired, asan, tsan). It is built by
+native_build.py, which says where it lies. Threads are torch's own: the library's calls of OpenMP are bound to the
+runtime that torch has loaded, so `torch.set_num_threads` and the binding of cores hold for both.
 """
 import ctypes
 import os
@@ -52,7 +52,7 @@ def isa() -> str:
     choices = [*native_build.fitting(), *native_build.VARIANTS]
     asked = os.environ.get(ISA_VARIABLE, "")
     if not asked:
-        return native_build.base()
+        return native_build.fitting()[0]
     if asked not in choices:
         known = asked in native_build.ISAS
         raise ValueError(f"{ISA_VARIABLE}={asked}: {'this processor lacks it' if known else 'unknown'}; "

@@ -34,27 +34,31 @@ ISAS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "avx2": (frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
     "portable": (frozenset(), ()),
 }
-# Their operators pass all tests of their own, but whole engines do not yet: with them a logprob of float32 moved by
-# 1.1e-5 over many preemptions (tests/engine/test_grammars.py allows 1e-5). Used only where they are asked for.
-TO_BE_ASKED_FOR = frozenset({"avx512bf16", "avx512"})
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Another library for this processor's own instruction set (`base`).
+    """Another library for one of this processor's instruction sets.
 
     flags: further ones of the compiler. runtime: the library of the compiler's that Python must be started with, or "".
+    widest: the best set that it is for.
     """
     flags: tuple[str, ...]
     runtime: str = ""
+    widest: str = "avx512bf16"
+
+    def isa(self) -> str:
+        """The set that it is built for here."""
+        names = list(ISAS)
+        return next(name for name in fitting() if names.index(name) >= names.index(self.widest))
 
 
 # Lines of the sources in reports, and teams of threads for the small inputs of tests too.
 _SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-DTEAM_WORK=1")
 VARIANTS = {
     # The lanes of AVX-512, and the products of its BF16: what it does can be tried where it is not.
-    "wide": Variant(("-DLANES=16",)),
-    "paired": Variant(("-DPAIRED_BY_HAND",)),
+    "wide": Variant(("-DLANES=16",), widest="avx2"),
+    "paired": Variant(("-DPAIRED_BY_HAND",), widest="avx2"),
     "asan": Variant(("-fsanitize=address,undefined", *_SANITIZED), "libasan.so"),
     "tsan": Variant(("-fsanitize=thread", *_SANITIZED), "libtsan.so"),
 }
@@ -83,15 +87,10 @@ def fitting() -> list[str]:
     return [name for name in isas() if ISAS[name][0] <= processor_flags()]
 
 
-def base() -> str:
-    """The best instruction set of this processor that is used without being asked for."""
-    return next(name for name in fitting() if name not in TO_BE_ASKED_FOR)
-
-
 def compiler_flags(name: str) -> list[str]:
     """What the compiler is told for an instruction set or a variant, but for what it is to make."""
     variant = VARIANTS.get(name)
-    return [*_FLAGS, *ISAS[base() if variant else name][1], *(variant.flags if variant else ())]
+    return [*_FLAGS, *ISAS[variant.isa() if variant else name][1], *(variant.flags if variant else ())]
 
 
 def sources() -> list[Path]:
@@ -115,7 +114,7 @@ def folder() -> Path:
 
 def library(name: str) -> Path:
     """The library of an instruction set or of a variant, whether it is there or not."""
-    return folder() / f"{name}-{base()}.so" if name in VARIANTS else folder() / f"{name}.so"
+    return folder() / f"{name}-{VARIANTS[name].isa()}.so" if name in VARIANTS else folder() / f"{name}.so"
 
 
 def build(compiler: str = os.environ.get("CXX", "g++"), jobs: int | None = None,
