@@ -119,3 +119,12 @@ def test_threads_are_shared_among_ranks(monkeypatch):
         cpu_executor._share_cores(ranks)
         assert set_to.pop() == threads and os.environ["OMP_NUM_THREADS"] == str(threads)
         monkeypatch.delenv("OMP_NUM_THREADS")
+
+
+@pytest.mark.parametrize("given, expected", [
+    ("", "glibc.malloc.hugetlb=1"),
+    ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+    ("glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2", "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2"),
+])
+def test_huge_pages_are_asked_for_unless_somebody_has_decided(given, expected):
+    assert platform_cpu.with_huge_pages(given) == expected

@@ -70,10 +70,11 @@ def _lacks_runtime(name: str) -> str | None:
 
 def library_multiplies(dtype: torch.dtype) -> bool:
     """Whether products of many rows are left to PyTorch's library (oneDNN, MKL): where the processor has arithmetic of
-    this type that ours does not use. With AVX2 alone ours are faster in every type (linear/README.md); float32 is ours
-    beside AVX-512 too, so that its sums are those that were tested (which is faster there has not been measured)."""
-    needed = {torch.bfloat16: {"avx512_bf16", "amx_bf16"}, torch.float16: {"avx512_fp16", "amx_fp16"}}
-    return bool(needed.get(dtype, set()) & native_build.processor_flags())
+    this type that ours does not use. Elsewhere ours are as fast or faster (linear/README.md)."""
+    needed = {torch.bfloat16: {"amx_bf16"}, torch.float16: {"avx512_fp16", "amx_fp16"}}.get(dtype, set())
+    if isa() != "avx512bf16" and dtype == torch.bfloat16:
+        needed = {*needed, "avx512_bf16"}
+    return bool(needed & native_build.processor_flags())
 
 
 def function(name: str, signature: str) -> Callable[..., None]:

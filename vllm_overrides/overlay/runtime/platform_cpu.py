@@ -41,6 +41,19 @@ def resident_memory(peak: bool = False) -> int:
     return int(found.group(1)) * 1024
 
 
+def with_huge_pages(tunables: str) -> str:
+    """Returns a value of GLIBC_TUNABLES with which malloc asks for huge pages, unless `tunables` already says whether
+    it does.
+
+    Weights are read in pages of 2 MiB about a fifth faster than in those of 4 KiB, and large activations do not fault
+    page by page. A process follows it from its start on; a C library that does not know it (before glibc 2.35)
+    ignores it.
+    """
+    name = "glibc.malloc.hugetlb"
+    given = [part for part in tunables.split(":") if part]
+    return ":".join(given if any(part.split("=")[0] == name for part in given) else [*given, f"{name}=1"])
+
+
 class PeakMemory:
     """Context in which the process' memory is watched; `grown` is then by how many bytes it rose at most above its
     start."""

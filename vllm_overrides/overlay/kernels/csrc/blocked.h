@@ -2,12 +2,13 @@
 // that stay in the second-level cache, and every unit that is loaded from there meets TALL rows of x. (Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008.)
 #pragma once
-#include "units.h"
+#include "products.h"
 
 constexpr int TALL = W == 16 ? 12 : 6;  // rows of x at a time: with two vectors each, as many sums as there are registers for
 constexpr int PANEL = 2 * W;            // rows of the weights that a panel has, side by side
 constexpr int64_t DEPTH = 2048 / W;     // units of the sum, at a time: a panel fills half of a first-level cache
 constexpr int64_t BREADTH = 128;        // rows of the weights at a time
+constexpr int64_t WIDTH = 256;          // rows of x at most, at a time: their sums stay in the second-level cache, too
 
 // Turns W vectors of W numbers, by squares of half the size.
 template <int half = W / 2> INLINE void turn(vf* x) {
@@ -88,29 +89,31 @@ template <class Way, int N = TALL> INLINE void some_tile(int count, const float*
     }
 }
 
-// As each_product of products.h, xs in units. Each product is summed in the order of k, whatever else is computed.
+// As each_product, xs in units. Each product is summed in the order of k, whatever else is computed.
 template <class Way> void each_product_of_many(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                               int64_t columns, float* out, int64_t apart) {
+                                               int64_t columns, const Take& take) {
     constexpr int64_t most = DEPTH * Way::EACH;
-    const int64_t parts = (columns + TALL - 1) / TALL;
-    const Buffer panels(BREADTH * DEPTH), sums(columns * BREADTH);
-    for (int64_t begin = first; begin < last; begin += BREADTH) {
-        const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
-        for (int64_t start = 0; start < size; start += most) {
-            const int64_t depth = size - start < most ? size - start : most;
-            int64_t units = 0;
-            for (int64_t row = 0; row < rows; row += PANEL)
-                units = turned_panel<Way>(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth,
-                                          &panels[row * DEPTH]);
-            // Columns in equal parts: 14 are 7 and 7, not 12 and 2, whose sums would wait for each other.
-            for (int64_t part = 0; part < parts; part++) {
-                const int64_t column = columns * part / parts, some = columns * (part + 1) / parts - column;
+    const int64_t blocks = (columns + WIDTH - 1) / WIDTH;
+    const Buffer panels(BREADTH * DEPTH), sums((columns + blocks - 1) / blocks * BREADTH);
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t left = columns * block / blocks, wide = columns * (block + 1) / blocks - left, parts = (wide + TALL - 1) / TALL;
+        for (int64_t begin = first; begin < last; begin += BREADTH) {
+            const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
+            for (int64_t start = 0; start < size; start += most) {
+                const int64_t depth = size - start < most ? size - start : most;
+                int64_t units = 0;
                 for (int64_t row = 0; row < rows; row += PANEL)
-                    some_tile<Way>(int(some), xs + column, start / Way::EACH, units,
-                                   &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0);
+                    units = turned_panel<Way>(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth,
+                                              &panels[row * DEPTH]);
+                // Columns in equal parts: 14 are 7 and 7, not 12 and 2, whose sums would wait for each other.
+                for (int64_t part = 0; part < parts; part++) {
+                    const int64_t column = wide * part / parts, some = wide * (part + 1) / parts - column;
+                    for (int64_t row = 0; row < rows; row += PANEL)
+                        some_tile<Way>(int(some), xs + left + column, start / Way::EACH, units,
+                                       &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0);
+                }
             }
+            for (int64_t column = 0; column < wide; column++) take(left + column, begin, &sums[column * BREADTH], rows);
         }
-        for (int64_t column = 0; column < columns; column++)
-            std::memcpy(out + column * apart + begin - first, &sums[column * BREADTH], rows * sizeof(float));
     }
 }

@@ -1,5 +1,4 @@
 // Products of a few rows, for weights that are read once: what counts is the memory. Those of many are in blocked.h.
-#include <type_traits>
 #include "products.h"
 #include "blocked.h"
 
@@ -71,61 +70,57 @@ void some_products(int64_t columns, const typename Way::Weight* const* rows, con
     products<Way, R, N, fetch>(rows, xs, size, out);
 }
 
-// As each_product, xs in units, R rows and at most N columns at a time.
+// As each_product, xs in units, R rows and at most N columns at a time; columns < MANY.
 template <class Way, int R, int N> void each_product_of_few(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size,
-                                                            const float* const* xs, int64_t columns, float* out, int64_t apart) {
+                                                            const float* const* xs, int64_t columns, const Take& take) {
     typedef typename Way::Weight T;
-    for (int64_t row = first; row < last; row += R) {
-        const T* rows[R];  // at the end the last one again
-        int valid = int(last - row < R ? last - row : R);
-        for (int r = 0; r < R; r++) rows[r] = weights + (row + (r < valid ? r : valid - 1)) * size;
-        for (int64_t column = 0; column < columns; column += N) {
-            int64_t some = columns - column < N ? columns - column : N;
-            v4 found[N];
-            if (column == 0) some_products<Way, R, N, true>(some, rows, xs + column, size, found);
-            else some_products<Way, R, N, false>(some, rows, xs + column, size, found);
-            for (int n = 0; n < some; n++)
-                for (int r = 0; r < valid; r++) out[(column + n) * apart + row - first + r] = found[n][r];
+    constexpr int64_t taken = 64 / R * R;
+    float out[MANY][taken];
+    for (int64_t begin = first; begin < last; begin += taken) {
+        const int64_t end = last - begin < taken ? last : begin + taken;
+        for (int64_t row = begin; row < end; row += R) {
+            const T* rows[R];  // at the end the last one again
+            int valid = int(end - row < R ? end - row : R);
+            for (int r = 0; r < R; r++) rows[r] = weights + (row + (r < valid ? r : valid - 1)) * size;
+            for (int64_t column = 0; column < columns; column += N) {
+                int64_t some = columns - column < N ? columns - column : N;
+                v4 found[N];
+                if (column == 0) some_products<Way, R, N, true>(some, rows, xs + column, size, found);
+                else some_products<Way, R, N, false>(some, rows, xs + column, size, found);
+                for (int n = 0; n < some; n++)
+                    for (int r = 0; r < valid; r++) out[column + n][row - begin + r] = found[n][r];
+            }
         }
+        for (int64_t column = 0; column < columns; column++) take(column, begin, out[column], end - begin);
     }
 }
 
 // As each_product, xs in units.
 template <class Way> void product_of_units(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                           int64_t columns, float* out, int64_t apart) {
-    if (columns >= MANY) return each_product_of_many<Way>(weights, first, last, size, xs, columns, out, apart);
+                                           int64_t columns, const Take& take) {
+    if (columns >= MANY) return each_product_of_many<Way>(weights, first, last, size, xs, columns, take);
     // Columns in equal parts: 7 are 4 and 3, not 6 and 1, for which all weights would be converted once more.
     const int64_t parts = (columns + COLUMNS - 1) / COLUMNS, each = parts ? (columns + parts - 1) / parts : 0;
     switch (rows_for(each)) {
-        case 4: return each_product_of_few<Way, 4, W == 16 ? COLUMNS : 3>(weights, first, last, size, xs, columns, out, apart);
-        case 3: return each_product_of_few<Way, 3, 4>(weights, first, last, size, xs, columns, out, apart);
-        case 2: return each <= 5 ? each_product_of_few<Way, 2, 5>(weights, first, last, size, xs, columns, out, apart)
-                                 : each_product_of_few<Way, 2, 6>(weights, first, last, size, xs, columns, out, apart);
+        case 4: return each_product_of_few<Way, 4, W == 16 ? COLUMNS : 3>(weights, first, last, size, xs, columns, take);
+        case 3: return each_product_of_few<Way, 3, 4>(weights, first, last, size, xs, columns, take);
+        case 2: return each <= 5 ? each_product_of_few<Way, 2, 5>(weights, first, last, size, xs, columns, take)
+                                 : each_product_of_few<Way, 2, 6>(weights, first, last, size, xs, columns, take);
     }
 }
 
 }  // namespace
 
-template <class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
-                                     float* out, int64_t apart, bool brief) {
-    constexpr bool has_pairs = PAIRED && (std::is_same<T, bf16>::value || std::is_same<T, i8>::value);
-    if constexpr (has_pairs)
-        if (brief) {
-            typedef Pairs<T> Way;
-            const int64_t wide = row_pitch((size + Way::EACH - 1) / Way::EACH);
-            const Buffer room(columns * wide);
-            std::vector<const float*> units;
-            for (int64_t column = 0; column < columns; column++) {
-                units.push_back(&room[column * wide]);
-                Way::from_floats(xs[column], size, &room[column * wide]);
-            }
-            return product_of_units<Way>(weights, first, last, size, units.data(), columns, out, apart);
-        }
-    (void)brief;
-    product_of_units<Floats<T>>(weights, first, last, size, xs, columns, out, apart);
+template <class X, class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const X* const* xs, int64_t columns,
+                                              const Take& take) {
+    typedef std::conditional_t<std::is_same<X, float>::value, Floats<T>, Pairs<T>> Way;
+    product_of_units<Way>(weights, first, last, size, (const float* const*)xs, columns, take);
 }
 
-template void each_product(const float*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
-template void each_product(const bf16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
-template void each_product(const f16*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
-template void each_product(const i8*, int64_t, int64_t, int64_t, const float* const*, int64_t, float*, int64_t, bool);
+template void each_product(const float*, int64_t, int64_t, int64_t, const float* const*, int64_t, const Take&);
+template void each_product(const bf16*, int64_t, int64_t, int64_t, const Operand<bf16>* const*, int64_t, const Take&);
+template void each_product(const f16*, int64_t, int64_t, int64_t, const float* const*, int64_t, const Take&);
+template void each_product(const i8*, int64_t, int64_t, int64_t, const float* const*, int64_t, const Take&);
+#if defined(__AVX512BF16__) || defined(PAIRED_BY_HAND)
+template void each_product(const i8*, int64_t, int64_t, int64_t, const bf16* const*, int64_t, const Take&);
+#endif

@@ -1,24 +1,41 @@
-// Products of rows of float32 with many rows of weights of any type (float, bf16, f16, i8).
+// Products of rows with many rows of weights of any type (float, bf16, f16, i8).
 #pragma once
+#include <functional>
 #include <vector>
-#include "buffer.h"
+#include "units.h"
 
-// out[column * apart + row - first] = the product of each of the weights' rows [first, last) with each column. It depends neither on other rows
-// nor on other columns, but for one thing: whether these are fewer than 20.
-// weights: [.., size], rows without gaps. xs: `columns` addresses of `size` numbers and zeros up to a multiple of W. brief: these may be rounded to
-// bfloat16, for the model's type is no finer.
-template <class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const float* const* xs, int64_t columns,
-                                     float* out, int64_t apart, bool brief);
+// sums: `count` products of the weights' rows from `row` on with a column; they may be changed.
+typedef std::function<void(int64_t column, int64_t row, float* sums, int64_t count)> Take;
+
+// Calls `take` with the products of the weights' rows [first, last) and each column. A product depends neither on other rows nor on other columns,
+// but for one thing: whether these are fewer than 20.
+// weights: [.., size], rows without gaps. xs: `columns` addresses of `size` numbers and zeros up to a whole vector; X is the Operand of their type.
+template <class X, class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const X* const* xs, int64_t columns,
+                                              const Take& take);
+
+// `count` rows of `size` numbers of type X, uninitialised.
+template <class X> struct Rows {
+    const int64_t pitch;
+    const Buffer room;
+    std::vector<const X*> addresses;
+    Rows(int64_t count, int64_t size) : pitch(row_pitch<X>(size)), room((count * pitch * int64_t(sizeof(X)) + 3) / 4) {
+        for (int64_t row = 0; row < count; row++) addresses.push_back((*this)[row]);
+    }
+    X* operator[](int64_t row) const { return (X*)room.at + row * pitch; }
+};
 
 // x [count, size], rows `stride` apart, as each_product takes it.
-struct Inputs {
-    Buffer room;
-    std::vector<const float*> rows;
-    template <class T> Inputs(const T* x, int64_t stride, int64_t count, int64_t size) : room(count * row_pitch(size)) {
-        const int64_t wide = row_pitch(size);
-        for (int64_t row = 0; row < count; row++) rows.push_back(room.at + row * wide);
+template <class T> struct Inputs : Rows<Operand<T>> {
+    Inputs(const T* x, int64_t stride, int64_t count, int64_t size) : Rows<Operand<T>>(count, size) {
         parallel(count, size, [&](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; row++) widen(x + row * stride, size, room.at + row * wide);
+            for (int64_t row = first; row < last; row++) {
+                const T* from = x + row * stride;
+                if constexpr (std::is_same<Operand<T>, float>::value) widen(from, size, (*this)[row]);
+                else {
+                    std::memcpy((*this)[row], from, size * sizeof(T));
+                    std::memset((*this)[row] + size, 0, (this->pitch - size) * sizeof(T));
+                }
+            }
         });
     }
 };

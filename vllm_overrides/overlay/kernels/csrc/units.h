@@ -1,5 +1,6 @@
 // What products multiply in one lane: a unit of 32 bits. It is one float32 number, or two numbers of bfloat16 where the processor multiplies these.
 #pragma once
+#include <type_traits>
 #include "buffer.h"
 
 // PAIRED_BY_HAND: of the variant `paired` of native_build.py, which does what AVX-512 BF16 would on processors that lack it.
@@ -8,6 +9,9 @@ constexpr bool PAIRED = true;
 #else
 constexpr bool PAIRED = false;
 #endif
+
+// What rows of type T are multiplied as.
+template <class T> using Operand = std::conditional_t<PAIRED && std::is_same<T, bf16>::value, bf16, float>;
 
 // Weights of any type, which become float32.
 template <class T> struct Floats {
@@ -19,10 +23,9 @@ template <class T> struct Floats {
     INLINE vf last_units(const T* from, int count) { return load_part(from, count); }
     INLINE vf everywhere(const float* unit) { return all(*unit); }
     INLINE void add(vf& total, vf weights, vf x) { total += weights * x; }
-    INLINE void from_floats(const float* from, int64_t size, float* to) { widen(from, size, to); }
 };
 
-// bf16 as they are, or int8, which become bf16 (exactly). What they are multiplied with becomes bf16, too; the sums are float32.
+// bf16 as they are, or int8, which become bf16 (exactly), with bf16; the sums are float32.
 template <class T> struct Pairs {
     typedef T Weight;
     static constexpr int EACH = 2;
@@ -47,15 +50,6 @@ template <class T> struct Pairs {
         total += (vf)((vu)weights << 16) * (vf)((vu)x << 16);
         total += (vf)((vu)weights & 0xffff0000) * (vf)((vu)x & 0xffff0000);
 #endif
-    }
-    INLINE void from_floats(const float* from, int64_t size, float* to) {
-        int64_t at = 0;
-        for (; at + 2 * W <= size; at += 2 * W) store(to + at / 2, from_two(load(from + at), load(from + at + W)));
-        if (at < size) {
-            float rest[2 * W] = {};
-            std::memcpy(rest, from + at, (size - at) * sizeof(float));
-            store(to + at / 2, from_two(load(rest), load(rest + W)));
-        }
     }
 
 private:

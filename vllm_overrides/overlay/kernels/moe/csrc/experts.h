@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <type_traits>
 #include <vector>
 #include "../../csrc/products.h"
@@ -20,25 +19,24 @@ struct ExpertsCall {
     const int64_t* ids;
 };
 
-// V: the weights' type. scales13 [count, 2 inner] and scales2 [count, hidden], by which their rows are multiplied, or null.
-template <class V> struct Experts {
+// X: what rows are multiplied as; V: the weights' type. scales13 [count, 2 inner] and scales2 [count, hidden], by which their rows are multiplied,
+// or null.
+template <class X, class V> struct Experts {
     const V *w13, *w2;
     const float *scales13, *scales2;
     int64_t tokens, hidden, inner;
-    bool brief;   // as each_product
     float* sums;  // [tokens, hidden]
     std::function<void(int64_t, int64_t)> finish;  // called with columns whose sums are complete
     std::vector<Group> groups;
     std::vector<Pair> pairs;
-    std::unique_ptr<float[]> gates, ups;
-    std::vector<const float*> in, between;
+    std::vector<const X*> in;  // per pair
 
-    // SiLU(gate) * up of the groups [begin, end), whose pairs start at `base`. A thread takes neighbouring rows of W13; how many depends on the
-    // groups' sizes, what a row gives does not.
-    void first_product(size_t begin, size_t end, int64_t base) {
+    // SiLU(gate) * up of the groups [begin, end). A thread takes neighbouring rows of W13; how many depends on the groups' sizes, what a row gives
+    // does not.
+    void first_product(size_t begin, size_t end, const Rows<float>& gates, const Rows<X>& between) {
+        const int64_t base = groups[begin].first;
         std::vector<int64_t> cost(1);
         for (size_t g = begin; g < end; g++) cost.push_back(cost.back() + inner * (2 + groups[g].last - groups[g].first));
-        int64_t wide = row_pitch(inner);
         parallel(cost.back(), 2 * hidden, [&](int64_t from, int64_t to) {
             for (size_t g = begin; g < end; g++) {
                 const Group& group = groups[g];
@@ -46,49 +44,42 @@ template <class V> struct Experts {
                 auto row = [=](int64_t at) { return std::clamp((at - start + each - 1) / each, int64_t(0), inner); };
                 int64_t first = row(std::max(from, start)), last = row(std::max(to, start));
                 if (first >= last) continue;
-                for (int half = 0; half < 2; half++) {
-                    const int64_t place = group.expert * 2 * inner + half * inner;
-                    float* to = (half ? ups : gates).get() + (group.first - base) * wide + first;
-                    each_product(w13 + place * hidden, first, last, hidden, &in[group.first], count, to, wide, brief);
-                    if (scales13)
-                        for (int64_t n = 0; n < count; n++)
-                            for (int64_t i = first; i < last; i++) to[n * wide + i - first] *= scales13[place + i];
-                }
-                for (int64_t n = 0; n < count; n++) {
-                    float *g = gates.get() + (group.first - base + n) * wide, *u = ups.get() + (group.first - base + n) * wide;
-                    int64_t i = first;
-                    for (; i + W <= last; i += W) store(g + i, silu(load(g + i)) * load(u + i));
-                    if (i < last) {
-                        int left = int(last - i);
-                        store_part(g + i, silu(load_part(g + i, left)) * load_part(u + i, left), left);
-                    }
-                }
+                const int64_t gate = group.expert * 2 * inner, up = gate + inner, place = group.first - base;
+                each_product(w13 + gate * hidden, first, last, hidden, &in[group.first], count, [&](int64_t n, int64_t at, float* found, int64_t some) {
+                    scale(found, some, scales13, gate + at);
+                    std::memcpy(gates[place + n] + at, found, some * sizeof(float));
+                });
+                each_product(w13 + up * hidden, first, last, hidden, &in[group.first], count, [&](int64_t n, int64_t at, float* found, int64_t some) {
+                    scale(found, some, scales13, up + at);
+                    const float* g = gates[place + n] + at;
+                    X* result = between[place + n] + at;
+                    int64_t i = 0;
+                    for (; i + W <= some; i += W) store(result + i, silu(load(g + i)) * load(found + i));
+                    if (i < some) store_part(result + i, silu(load_part(g + i, int(some - i))) * load_part(found + i, int(some - i)), int(some - i));
+                });
             }
         });
     }
 
     // Adds W2 times that, in the order of the experts. A thread has columns of the result to itself.
-    void second_product(size_t begin, size_t end, int64_t base, bool begins, bool ends) {
+    void second_product(size_t begin, size_t end, const Rows<X>& between) {
+        const int64_t base = groups[begin].first;
         parallel(hidden, inner * (groups[end - 1].last - base), [&](int64_t first, int64_t last) {
-            int64_t most = 0;
-            for (size_t g = begin; g < end; g++) most = std::max(most, groups[g].last - groups[g].first);
-            const Buffer found(most * (last - first));
-            if (begins)
+            if (begin == 0)
                 for (int64_t t = 0; t < tokens; t++) std::fill(sums + t * hidden + first, sums + t * hidden + last, 0.0f);
             for (size_t g = begin; g < end; g++) {
                 const Group& group = groups[g];
                 const Pair* pair = &pairs[group.first];
-                const int64_t place = group.expert * hidden, count = group.last - group.first, some = last - first;
-                each_product(w2 + place * inner, first, last, inner, &between[group.first - base], count, found.at, some, brief);
-                for (int64_t n = 0; n < count; n++) {
-                    float *to = sums + pair[n].token * hidden + first, *from = &found[n * some];
-                    const float weight = pair[n].weight;
-                    if (scales2)
-                        for (int64_t i = 0; i < some; i++) from[i] *= scales2[place + first + i];
-                    for (int64_t i = 0; i < some; i++) to[i] += weight * from[i];
-                }
+                const int64_t place = group.expert * hidden;
+                each_product(w2 + place * inner, first, last, inner, &between.addresses[group.first - base], group.last - group.first,
+                             [&](int64_t n, int64_t at, float* found, int64_t some) {
+                                 scale(found, some, scales2, place + at);
+                                 float* to = sums + pair[n].token * hidden + at;
+                                 const float weight = pair[n].weight;
+                                 for (int64_t i = 0; i < some; i++) to[i] += weight * found[i];
+                             });
             }
-            if (ends) finish(first, last);
+            if (end == groups.size()) finish(first, last);
         });
     }
 
@@ -100,18 +91,19 @@ template <class V> struct Experts {
             most = std::max(most, groups[g].last - groups[parts.back()].first);
         }
         parts.push_back(groups.size());
-        int64_t wide = row_pitch(inner);
-        gates.reset(new float[most * wide]);
-        ups.reset(new float[most * wide]);
-        for (int64_t p = 0; p < most; p++) {
-            between.push_back(gates.get() + p * wide);
-            std::fill(gates.get() + p * wide + inner, gates.get() + (p + 1) * wide, 0.0f);
-        }
+        const Rows<float> gates(most, inner);
+        const Rows<X> between(most, inner);
+        for (int64_t p = 0; p < most; p++) std::fill(between[p] + inner, between[p] + between.pitch, X{});
         for (size_t part = 0; part + 1 < parts.size(); part++) {
-            int64_t base = groups[parts[part]].first;
-            first_product(parts[part], parts[part + 1], base);
-            second_product(parts[part], parts[part + 1], base, part == 0, part + 2 == parts.size());
+            first_product(parts[part], parts[part + 1], gates, between);
+            second_product(parts[part], parts[part + 1], between);
         }
+    }
+
+private:
+    static void scale(float* sums, int64_t count, const float* scales, int64_t place) {
+        if (scales)
+            for (int64_t i = 0; i < count; i++) sums[i] *= scales[place + i];
     }
 };
 
@@ -124,15 +116,15 @@ template <class T, class V> bool run_experts(const ExpertsCall& call, const T* x
         if (call.ids[p] < 0 || call.ids[p] >= call.count) return false;
         start[call.ids[p] + 1]++;
     }
-    Experts<V> experts{w13, w2, scales13, scales2, call.tokens, hidden, call.inner, std::is_same<T, bf16>::value, nullptr, {}, {}, std::vector<Pair>(count), {}, {}, {}, {}};
+    Experts<Operand<T>, V> experts{w13, w2, scales13, scales2, call.tokens, hidden, call.inner, nullptr, {}, {}, std::vector<Pair>(count), {}};
     for (int64_t e = 0; e < call.count; e++) {
         start[e + 1] += start[e];
         if (start[e + 1] > start[e]) experts.groups.push_back({e, start[e], start[e + 1]});
     }
     for (int64_t p = 0; p < count; p++) experts.pairs[start[call.ids[p]]++] = {p / call.top_k, call.weights[p]};
     if (experts.groups.empty() || hidden == 0) return true;
-    const Inputs inputs(x, stride, call.tokens, hidden);
-    for (const Pair& pair : experts.pairs) experts.in.push_back(inputs.rows[pair.token]);
+    const Inputs<T> inputs(x, stride, call.tokens, hidden);
+    for (const Pair& pair : experts.pairs) experts.in.push_back(inputs[pair.token]);
     const Buffer total(std::is_same<T, float>::value ? 0 : call.tokens * hidden);
     if constexpr (std::is_same<T, float>::value) {
         experts.sums = out;
