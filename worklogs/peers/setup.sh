@@ -93,7 +93,7 @@ recipe() { # KIND: all that decides about its installation
     case $1 in
         vllm) echo "$VLLM" && cat "$here/torchvision_ops.py" ;;
         llama) echo "$LLAMA $CMAKE $NINJA" ;;
-        transformers) echo "$PILLOW" && cat "$root/requirements/reference.txt" ;;
+        transformers) echo "$PILLOW $root" && cat "$root/requirements/reference.txt" ;;
         evalscope) echo "$EVALSCOPE" ;;
         aiperf) echo "$AIPERF" ;;
     esac

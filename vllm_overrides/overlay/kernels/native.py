@@ -70,7 +70,7 @@ def _lacks_runtime(name: str) -> str | None:
 
 def library_multiplies(dtype: torch.dtype) -> bool:
     """Whether products of many rows are left to PyTorch's library (oneDNN, MKL): where the processor has arithmetic of
-    this type that ours does not use. Elsewhere ours are as fast or faster (linear/README.md)."""
+    this type that ours does not use. linear/README.md says what ours reach elsewhere."""
     needed = {torch.bfloat16: {"amx_bf16"}, torch.float16: {"avx512_fp16", "amx_fp16"}}.get(dtype, set())
     if isa() != "avx512bf16" and dtype == torch.bfloat16:
         needed = {*needed, "avx512_bf16"}

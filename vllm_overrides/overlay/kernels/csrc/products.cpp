@@ -6,6 +6,9 @@ namespace {
 
 constexpr int MOST_ROWS = 4;              // of the weights, at a time
 constexpr int COLUMNS = 6;                // rows of x, at a time
+constexpr int64_t FEW = 4;                // rows of x for which memory is slower than the arithmetic
+constexpr int64_t FAR = 1 << 18;          // bytes of weights that a thread finds in memory, not in a cache
+constexpr int64_t IN_ADVANCE = 2048;      // bytes after which memory has answered
 constexpr int64_t MANY = 20;              // rows of x from which on turning the weights is worth its while
 // As many sums as there are registers for: a row of the weights costs a conversion, which many columns share.
 constexpr int rows_for(int64_t columns) { return W == 16 || columns <= 3 ? 4 : columns == 4 ? 3 : 2; }
@@ -28,9 +31,13 @@ INLINE v4 sums(v4 a, v4 b, v4 c, v4 d) {
     return __builtin_shuffle(ab, cd, i4{0, 1, 4, 5}) + __builtin_shuffle(ab, cd, i4{2, 3, 6, 7});
 }
 
-// out[n][r] = the products of R rows with xs[n]. One sum per product and lane, in the order of k: a product does not depend on what else is
-// computed with it. `fetch`: ask for the R rows that follow.
-template <class Way, int R, int N, bool fetch> INLINE void products(const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
+// How R rows are read. SIDE_BY_SIDE: a vector of x meets all of them. AHEAD: so, and the R rows that follow are asked for. IN_TURN: one after the
+// other, which memory gives faster than several at a time.
+enum class Read { SIDE_BY_SIDE, AHEAD, IN_TURN };
+
+// out[n][r] = the products of R rows with xs[n]. One sum per product and lane, in the order of k: a product depends neither on what else is computed
+// with it nor on how the rows are read.
+template <class Way, int R, int N, Read read> INLINE void products(const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
     typedef typename Way::Weight T;
     constexpr int64_t step = W * Way::EACH, line = 64 / int64_t(sizeof(T)) < step ? step : 64 / sizeof(T);
     vf total[MOST_ROWS][N];
@@ -38,36 +45,44 @@ template <class Way, int R, int N, bool fetch> INLINE void products(const typena
     for (int row = 0; row < MOST_ROWS; row++)
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) total[row][n] = vf{};
-    auto add = [&](auto&& read, int64_t at) __attribute__((always_inline)) {
+    // The rows [from, to) at `at`, whose vectors `load_units` reads.
+    auto add = [&](auto&& load_units, int64_t at, int from, int to) __attribute__((always_inline)) {
         vf weight[R];
 #pragma GCC unroll 8
-        for (int row = 0; row < R; row++) weight[row] = read(rows[row] + at);
+        for (int row = from; row < to; row++) weight[row] = load_units(rows[row] + at);
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
             vf x = load(xs[n] + at / Way::EACH);
 #pragma GCC unroll 8
-            for (int row = 0; row < R; row++) Way::add(total[row][n], weight[row], x);
+            for (int row = from; row < to; row++) Way::add(total[row][n], weight[row], x);
         }
     };
     auto whole = [](const T* from) __attribute__((always_inline)) { return Way::units(from); };
-    int64_t at = 0;
-    for (; at + line <= size; at += line) {
-        if (fetch)
-            for (int row = 0; row < R; row++) __builtin_prefetch(rows[row] + R * size + at);
-        for (int64_t k = at; k < at + line; k += step) add(whole, k);
-    }
-    for (; at + step <= size; at += step) add(whole, at);
-    if (at < size) add([=](const T* from) __attribute__((always_inline)) { return Way::last_units(from, int(size - at)); }, at);
+    auto add_rows = [&](int from, int to) __attribute__((always_inline)) {
+        int64_t at = 0;
+        for (; at + line <= size; at += line) {
+            if (read == Read::AHEAD)
+                for (int row = 0; row < R; row++) __builtin_prefetch(rows[row] + R * size + at);
+            if (read == Read::IN_TURN) __builtin_prefetch((const char*)(rows[from] + at) + IN_ADVANCE);
+            for (int64_t k = at; k < at + line; k += step) add(whole, k, from, to);
+        }
+        for (; at + step <= size; at += step) add(whole, at, from, to);
+        if (at < size) add([=](const T* from) __attribute__((always_inline)) { return Way::last_units(from, int(size - at)); }, at, from, to);
+    };
+    if constexpr (read == Read::IN_TURN) {
+#pragma GCC unroll 8
+        for (int row = 0; row < R; row++) add_rows(row, row + 1);
+    } else add_rows(0, R);
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) out[n] = sums(quarter(total[0][n]), quarter(total[1][n]), quarter(total[2][n]), quarter(total[3][n]));
 }
 
 // Of `columns` columns, 1 <= columns <= N.
-template <class Way, int R, int N, bool fetch>
+template <class Way, int R, int N, Read read>
 void some_products(int64_t columns, const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
     if constexpr (N > 1)
-        if (columns < N) return some_products<Way, R, N - 1, fetch>(columns, rows, xs, size, out);
-    products<Way, R, N, fetch>(rows, xs, size, out);
+        if (columns < N) return some_products<Way, R, N - 1, read>(columns, rows, xs, size, out);
+    products<Way, R, N, read>(rows, xs, size, out);
 }
 
 // As each_product, xs in units, R rows and at most N columns at a time; columns < MANY.
@@ -76,6 +91,7 @@ template <class Way, int R, int N> void each_product_of_few(const typename Way::
     typedef typename Way::Weight T;
     constexpr int64_t taken = 64 / R * R;
     float out[MANY][taken];
+    const bool in_turn = columns <= FEW && (last - first) * size * int64_t(sizeof(T)) >= FAR;
     for (int64_t begin = first; begin < last; begin += taken) {
         const int64_t end = last - begin < taken ? last : begin + taken;
         for (int64_t row = begin; row < end; row += R) {
@@ -85,8 +101,9 @@ template <class Way, int R, int N> void each_product_of_few(const typename Way::
             for (int64_t column = 0; column < columns; column += N) {
                 int64_t some = columns - column < N ? columns - column : N;
                 v4 found[N];
-                if (column == 0) some_products<Way, R, N, true>(some, rows, xs + column, size, found);
-                else some_products<Way, R, N, false>(some, rows, xs + column, size, found);
+                if (column > 0) some_products<Way, R, N, Read::SIDE_BY_SIDE>(some, rows, xs + column, size, found);
+                else if (in_turn) some_products<Way, R, N, Read::IN_TURN>(some, rows, xs + column, size, found);
+                else some_products<Way, R, N, Read::AHEAD>(some, rows, xs + column, size, found);
                 for (int n = 0; n < some; n++)
                     for (int r = 0; r < valid; r++) out[column + n][row - begin + r] = found[n][r];
             }
