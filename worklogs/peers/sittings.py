@@ -33,8 +33,8 @@ def _args(llama: str) -> dict[str, str]:
 
 SITTINGS = (
     Sitting("long", ("prefill", "warm", "start"), args=_args(f"-np 1 -c {LONGEST}")),
-    Sitting("streams", ("decode", "front-end"), args=_args("-np 16 -c 32768")),
-    Sitting("second", ("second", ), second=True, args=_args("-np 16 -c 32768")),
+    Sitting("streams", ("decode", "front-end"), args=_args("-np 16 -c 65536")),
+    Sitting("second", ("second", ), second=True, args=_args("-np 16 -c 65536")),
     Sitting("int8", ("int8", ), ("ours", "llama"), args={
         "ours": f"{CONTEXT} --quantization int8_weight_only", "llama": "-np 1 -c 8192"},
         environment={"llama": {"QUANT": "q8_0"}}),
