@@ -6,7 +6,8 @@ namespace {
 
 constexpr int MOST_ROWS = 4;              // of the weights, at a time
 constexpr int COLUMNS = 6;                // rows of x, at a time
-constexpr int64_t FEW = 4;                // rows of x for which memory is slower than the arithmetic
+// Rows of x up to which memory is slower than the arithmetic: where a row of the weights has at most a KiB, and where it has more.
+constexpr int64_t FEW_SHORT = 6, FEW_LONG = 3;
 constexpr int64_t FAR = 1 << 18;          // bytes of weights that a thread finds in memory, not in a cache
 constexpr int64_t IN_ADVANCE = 2048;      // bytes after which memory has answered
 constexpr int64_t MANY = 20;              // rows of x from which on turning the weights is worth its while
@@ -31,13 +32,16 @@ INLINE v4 sums(v4 a, v4 b, v4 c, v4 d) {
     return __builtin_shuffle(ab, cd, i4{0, 1, 4, 5}) + __builtin_shuffle(ab, cd, i4{2, 3, 6, 7});
 }
 
-// How R rows are read. SIDE_BY_SIDE: a vector of x meets all of them. AHEAD: so, and the R rows that follow are asked for. IN_TURN: one after the
-// other, which memory gives faster than several at a time.
-enum class Read { SIDE_BY_SIDE, AHEAD, IN_TURN };
+// How R rows are read. SIDE_BY_SIDE: a vector of x meets all of them. IN_TURN: one after the other, which memory gives faster than several at a time.
+enum class Read { SIDE_BY_SIDE, IN_TURN };
+
+// Which of the R rows that follow are asked for, where they are read side by side: [from, to).
+struct Ahead { int from, to; };
 
 // out[n][r] = the products of R rows with xs[n]. One sum per product and lane, in the order of k: a product depends neither on what else is computed
 // with it nor on how the rows are read.
-template <class Way, int R, int N, Read read> INLINE void products(const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
+template <class Way, int R, int N, Read read>
+INLINE void products(const typename Way::Weight* const* rows, const float* const* xs, int64_t size, Ahead ahead, v4* out) {
     typedef typename Way::Weight T;
     constexpr int64_t step = W * Way::EACH, line = 64 / int64_t(sizeof(T)) < step ? step : 64 / sizeof(T);
     vf total[MOST_ROWS][N];
@@ -61,9 +65,9 @@ template <class Way, int R, int N, Read read> INLINE void products(const typenam
     auto add_rows = [&](int from, int to) __attribute__((always_inline)) {
         int64_t at = 0;
         for (; at + line <= size; at += line) {
-            if (read == Read::AHEAD)
-                for (int row = 0; row < R; row++) __builtin_prefetch(rows[row] + R * size + at);
-            if (read == Read::IN_TURN) __builtin_prefetch((const char*)(rows[from] + at) + IN_ADVANCE);
+            if (read == Read::SIDE_BY_SIDE)
+                for (int row = ahead.from; row < ahead.to; row++) __builtin_prefetch(rows[row] + R * size + at);
+            else __builtin_prefetch((const char*)(rows[from] + at) + IN_ADVANCE);
             for (int64_t k = at; k < at + line; k += step) add(whole, k, from, to);
         }
         for (; at + step <= size; at += step) add(whole, at, from, to);
@@ -79,10 +83,10 @@ template <class Way, int R, int N, Read read> INLINE void products(const typenam
 
 // Of `columns` columns, 1 <= columns <= N.
 template <class Way, int R, int N, Read read>
-void some_products(int64_t columns, const typename Way::Weight* const* rows, const float* const* xs, int64_t size, v4* out) {
+void some_products(int64_t columns, const typename Way::Weight* const* rows, const float* const* xs, int64_t size, Ahead ahead, v4* out) {
     if constexpr (N > 1)
-        if (columns < N) return some_products<Way, R, N - 1, read>(columns, rows, xs, size, out);
-    products<Way, R, N, read>(rows, xs, size, out);
+        if (columns < N) return some_products<Way, R, N - 1, read>(columns, rows, xs, size, ahead, out);
+    products<Way, R, N, read>(rows, xs, size, ahead, out);
 }
 
 // As each_product, xs in units, R rows and at most N columns at a time; columns < MANY.
@@ -91,7 +95,8 @@ template <class Way, int R, int N> void each_product_of_few(const typename Way::
     typedef typename Way::Weight T;
     constexpr int64_t taken = 64 / R * R;
     float out[MANY][taken];
-    const bool in_turn = columns <= FEW && (last - first) * size * int64_t(sizeof(T)) >= FAR;
+    const int64_t bytes = size * int64_t(sizeof(T));
+    const bool in_turn = columns <= (bytes <= 1024 ? FEW_SHORT : FEW_LONG) && (last - first) * bytes >= FAR;
     for (int64_t begin = first; begin < last; begin += taken) {
         const int64_t end = last - begin < taken ? last : begin + taken;
         for (int64_t row = begin; row < end; row += R) {
@@ -101,9 +106,10 @@ template <class Way, int R, int N> void each_product_of_few(const typename Way::
             for (int64_t column = 0; column < columns; column += N) {
                 int64_t some = columns - column < N ? columns - column : N;
                 v4 found[N];
-                if (column > 0) some_products<Way, R, N, Read::SIDE_BY_SIDE>(some, rows, xs + column, size, found);
-                else if (in_turn) some_products<Way, R, N, Read::IN_TURN>(some, rows, xs + column, size, found);
-                else some_products<Way, R, N, Read::AHEAD>(some, rows, xs + column, size, found);
+                // Each part of the columns asks for its share of the rows that follow: memory works while they are multiplied.
+                const Ahead ahead{int(R * column / columns), int(R * (column + some) / columns)};
+                if (in_turn) some_products<Way, R, N, Read::IN_TURN>(some, rows, xs + column, size, ahead, found);
+                else some_products<Way, R, N, Read::SIDE_BY_SIDE>(some, rows, xs + column, size, ahead, found);
                 for (int n = 0; n < some; n++)
                     for (int r = 0; r < valid; r++) out[column + n][row - begin + r] = found[n][r];
             }
