@@ -699,7 +699,7 @@ SERVING: tuple[Overlay, ...] = (
                  "engine/multiprocessing/client.py:MQLLMEngineClient.is_unsupported_config", "inputs/data.py:TokensPrompt",
                  "sampling_params.py:RequestOutputKind", "tracing.py:extract_trace_headers",
                  "transformers_utils/tokenizer.py:get_tokenizer", "usage/usage_lib.py:UsageContext",
-                 "utils.py:FlexibleArgumentParser", "utils.py:get_open_zmq_ipc_path"),
+                 "utils.py:FlexibleArgumentParser", "utils.py:get_open_zmq_ipc_path", "utils.py:is_cpu"),
         reason="Stock refuses unknown fields, knows no reasoning and no qwen3_coder calls, parses streamed and whole answers by "
         "different code, and says ready before a token can be produced.",
         upstream="Not for upstream as it is: current vLLM has the parts (reasoning and tool parsers) in another server.",
