@@ -28,9 +28,10 @@ def environment(name):
     variant = native_build.VARIANTS.get(name)
     found = {**os.environ, **SANITIZERS, "VLLM_OVERLAY_NATIVE_ISA": name}
     if variant and variant.runtime:
-        place = subprocess.run(["g++", f"-print-file-name={variant.runtime}"], capture_output=True, text=True,
-                               check=True)
-        found |= {"LD_PRELOAD": place.stdout.strip(), "OMP_NUM_THREADS": "2"}
+        # A runtime that starts before the C++ library finds none of what it watches, and ends at the first exception.
+        places = [subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True,
+                                 check=True).stdout.strip() for name in (variant.runtime, "libstdc++.so")]
+        found |= {"LD_PRELOAD": " ".join(places), "OMP_NUM_THREADS": "2"}
     return found
 
 

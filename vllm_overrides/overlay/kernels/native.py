@@ -65,7 +65,8 @@ def _lacks_runtime(name: str) -> str | None:
     variant = native_build.VARIANTS.get(name)
     if variant is None or not variant.runtime or variant.runtime in Path("/proc/self/maps").read_text():
         return None
-    return f"{ISA_VARIABLE}={name}: start Python with LD_PRELOAD=$(g++ -print-file-name={variant.runtime})"
+    files = " ".join(f"$(g++ -print-file-name={file})" for file in (variant.runtime, "libstdc++.so"))
+    return f'{ISA_VARIABLE}={name}: start Python with LD_PRELOAD="{files}"'
 
 
 def library_multiplies(dtype: torch.dtype) -> bool:
