@@ -69,6 +69,7 @@ def _lacks_runtime(name: str) -> str | None:
     return f'{ISA_VARIABLE}={name}: start Python with LD_PRELOAD="{files}"'
 
 
+@cache
 def library_multiplies(dtype: torch.dtype) -> bool:
     """Whether products of many rows are left to PyTorch's library (oneDNN, MKL): where the processor has arithmetic of
     this type that ours does not use. linear/README.md says what ours reach elsewhere."""
