@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -60,6 +61,17 @@ def make_engine(model: Path, **arguments: Any) -> Any:
         "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8,
         "max_num_batched_tokens": 128, "enable_chunked_prefill": True, "num_gpu_blocks_override": 512, "seed": 0,
         "disable_log_stats": True, **arguments}))
+
+
+def rows_stay() -> Any:
+    """A context in which engines that are made do not pack their weights: a test can read these."""
+    return mock.patch("vllm.worker.worker.pack_weights")
+
+
+def make_readable_engine(model: Path, **arguments: Any) -> Any:
+    """As make_engine; its weights stay rows."""
+    with rows_stay():
+        return make_engine(model, **arguments)
 
 
 def greedy(max_tokens: int, **fields: Any) -> Any:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.helpers import tiny_models
 from tests.helpers.checkpoints import as_rank, four_rank_config, write_shards
-from tests.helpers.tiny_models import make_engine
+from tests.helpers.tiny_models import make_engine, make_readable_engine
 from tests.models.shapes import moe, prompt, text
 from vllm.model_executor.models import qwen3_5
 from vllm.overlay.kernels.int8_weights import quantise
@@ -35,7 +35,7 @@ def tensors(folder):
 
 @pytest.fixture(scope="module")
 def engine(folder):
-    return make_engine(folder, quantization="int8_weight_only")
+    return make_readable_engine(folder, quantization="int8_weight_only")
 
 
 def model_of(engine):
@@ -97,7 +97,7 @@ def test_one_by_one_and_joined_experts_are_quantised_alike(engine, tensors):
 
 def test_the_gated_delta_net_is_quantised_when_asked(folder, monkeypatch):
     monkeypatch.setenv("VLLM_OVERLAY_INT8_LINEAR_ATTN", "1")
-    model = model_of(make_engine(folder, quantization="int8_weight_only"))
+    model = model_of(make_readable_engine(folder, quantization="int8_weight_only"))
     more = {f"model.layers.{layer}.linear_attn.{name}.weight" for layer in (0, 1)
             for name in ("in_proj_qkvz", "out_proj")}
     assert quantised_names(model) == EXPECTED | more
@@ -107,7 +107,7 @@ def test_the_gated_delta_net_is_quantised_when_asked(folder, monkeypatch):
 
 def test_the_head_is_quantised_when_asked(folder, tensors, monkeypatch):
     monkeypatch.setenv("VLLM_OVERLAY_INT8_HEAD", "1")
-    engine = make_engine(folder, quantization="int8_weight_only")
+    engine = make_readable_engine(folder, quantization="int8_weight_only")
     head = model_of(engine).lm_head
     assert quantised_names(model_of(engine)) == EXPECTED | {"lm_head.weight"}
     values, scale = quantise(tensors["lm_head.weight"])
@@ -115,10 +115,12 @@ def test_the_head_is_quantised_when_asked(folder, tensors, monkeypatch):
     assert torch.equal(head.weight[:rows], values) and torch.equal(head.int8_scale[:rows], scale)
     assert not head.weight[rows:].any() and not head.int8_scale[rows:].any()
     assert int8_error.quantised("lm_head.weight") and not int8_error.quantised("model.embed_tokens.weight")
-    assert len(tiny_models.run(engine, [prompt(9)], tiny_models.greedy(3))) == 1
+    packed = make_engine(folder, quantization="int8_weight_only")
+    found = [tiny_models.run(one, [prompt(9)], tiny_models.greedy(3)) for one in (engine, packed)]
+    tiny_models.assert_same(*found)
 
 
-def test_answers_are_those_of_the_restored_weights(engine, tensors, tmp_path):
+def test_answers_are_those_of_the_restored_weights(engine, folder, tensors, tmp_path):
     """Through the whole engine: an unquantised model of the weights that int8 stands for says the same."""
     changed = {}
     for name, tensor in tensors.items():
@@ -126,7 +128,8 @@ def test_answers_are_those_of_the_restored_weights(engine, tensors, tmp_path):
     write_shards(tmp_path, changed, 1, four_rank_config())
     prompts = [prompt(length) for length in (5, 40)]
     plain = tiny_models.run(make_engine(tmp_path), prompts, tiny_models.greedy(6))
-    tiny_models.assert_same(tiny_models.run(engine, prompts, tiny_models.greedy(6)), plain)
+    for one in (engine, make_engine(folder, quantization="int8_weight_only")):
+        tiny_models.assert_same(tiny_models.run(one, prompts, tiny_models.greedy(6)), plain)
 
 
 def nbytes(model, which):
@@ -139,8 +142,8 @@ def test_memory_halves(tmp_path):
     """Against bfloat16, at sizes where a scale per row is small change."""
     config = four_rank_config(dtype="bfloat16", **{**moe(8, 2, 256, 256), "hidden_size": 256})
     write_checkpoint(tmp_path / "model", config, seed=1)
-    plain = model_of(make_engine(tmp_path / "model", dtype="bfloat16"))
-    small = model_of(make_engine(tmp_path / "model", dtype="bfloat16", quantization="int8_weight_only"))
+    plain = model_of(make_readable_engine(tmp_path / "model", dtype="bfloat16"))
+    small = model_of(make_readable_engine(tmp_path / "model", dtype="bfloat16", quantization="int8_weight_only"))
     before, after = nbytes(plain, EXPECTED), nbytes(small, EXPECTED)
     print(f"large matrices: {before} bytes in bfloat16, {after} in int8")
     assert 0.5 <= after / before < 0.51

@@ -9,6 +9,7 @@ import torch
 
 from vllm.overlay.hybrid.plan import allocate_pool
 from vllm.overlay.kernels.backend import choose_all
+from vllm.overlay.model.packing import pack_weights
 from vllm.overlay.plan import engine as plan_engine
 from vllm.overlay.plan.memory import GIB, MemoryPlan
 from vllm.overlay.runtime import platform_cpu
@@ -49,6 +50,7 @@ class Worker(_stock.Worker):
         self._settle_plan()
         self.phases.end("device and ranks")
         super().load_model()
+        pack_weights(self.model_runner.model)
         checkpoints = None if self.plan is None else (self.plan.num_checkpoints, self.plan.num_host_checkpoints)
         self.model_runner.state_pool = allocate_pool(self.model_runner.model, self.cache_config, self.device,
                                                      checkpoints, self._free_for_state())

@@ -5,6 +5,7 @@ import torch
 from tests.overlay.kernels.helpers import DTYPES, assert_close, runnable
 from vllm.overlay.kernels import int8_weights as op
 from vllm.overlay.kernels.int8_weights import torch_impl
+from vllm.overlay.kernels.panels import Panels
 
 REFERENCE = op.backends.load("reference")
 BACKENDS = runnable(op.backends)
@@ -88,6 +89,38 @@ def test_experts_equal_the_reference(tokens, backend, dtype):
     case = experts_case(tokens, dtype)
     got = op.backends.load(backend).int8_experts(*case)
     assert_close(got, REFERENCE.int8_experts(*case), TOLERANCE[dtype], backend)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="no compiled operators here")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_weights_equal_the_reference_in_any_batch(dtype):
+    module = op.backends.load("native")
+    values, scale = op.quantise(normal(3, 96, 524) * 524**-0.5)
+    values[5, :256] = torch.arange(-128, 128)
+    x, added = normal(4, 70, 524).to(dtype), normal(5, 96).to(dtype)
+    packed = module.pack(values.clone(), 96, dtype)
+    assert isinstance(packed, Panels) and packed.operand == dtype and packed.dtype == torch.int8
+    whole = module.int8_linear(x, packed, scale, added)
+    assert_close(whole, REFERENCE.int8_linear(x, values, scale, added), TOLERANCE[dtype], "packed")
+    for rows in (0, 1, 3, 12, 13, 30):
+        assert torch.equal(module.int8_linear(x[:rows], packed, scale, added), whole[:rows]), rows
+    with pytest.raises(ValueError, match="a weight that is packed for"):
+        op.int8_linear(x.double(), packed, scale, None)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="no compiled operators here")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden, inner", [(64, 32), (42, 32), (64, 18)])
+def test_packed_experts_equal_the_reference(dtype, hidden, inner):
+    module = op.backends.load("native")
+    w13, s13 = op.quantise(normal(6, 5, 2 * inner, hidden) * hidden**-0.5)
+    w2, s2 = op.quantise(normal(7, 5, hidden, inner) * inner**-0.5)
+    x, weights = normal(8, 90, hidden).to(dtype), torch.rand(90, 2, generator=torch.Generator().manual_seed(10))
+    ids = torch.randint(0, 5, (90, 2), generator=torch.Generator().manual_seed(9))
+    packed = module.pack(w13.clone(), inner, dtype), module.pack(w2.clone(), hidden, dtype)
+    assert [isinstance(one, Panels) for one in packed] == [inner % 32 == 0, hidden % 32 == 0]
+    got = module.int8_experts(x, packed[0], s13, packed[1], s2, weights, ids)
+    assert_close(got, REFERENCE.int8_experts(x, w13, s13, w2, s2, weights, ids), TOLERANCE[dtype], "packed")
 
 
 @pytest.mark.parametrize("path", ["experts_grouped", "experts_gathered"])

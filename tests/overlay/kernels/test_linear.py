@@ -5,6 +5,7 @@ import torch
 from tests.overlay.kernels.helpers import runnable
 from vllm.overlay.kernels import linear, native
 from vllm.overlay.kernels.linear import backends
+from vllm.overlay.kernels.panels import Panels
 
 BACKENDS = [*runnable(backends), "reference"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
@@ -62,6 +63,52 @@ def test_neither_batch_nor_threads_change_a_row(dtype):
                 assert torch.equal(module.linear(x[:rows], weight, None), many[:rows]), (count, rows)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("count, size", [(32, 2), (64, 18), (160, 520), (96, 17), (33, 24)])
+def test_packed_weights(backend, dtype, count, size):
+    """Whole panels and not, in one piece of the sum and several; one order of sums for any rows and threads."""
+    module, threads = backends.load(backend), torch.get_num_threads()
+    x, weight, bias = made(300, count, size, dtype, bias=True)
+    truth = backends.load("reference").linear(x, weight, bias)
+    packed = module.pack(weight.clone())
+    if backend == "native" and not native.library_multiplies(dtype) and count % 32 == 0 and size % 2 == 0:
+        assert isinstance(packed, Panels) and packed.shape == weight.shape and packed.dtype == dtype
+    whole = module.linear(x, packed, bias)
+    error = (whole.float() - truth.float()).abs().max().item()
+    print(backend, dtype, (count, size), type(packed), "error", error)
+    assert error <= TOLERANCE[dtype] * max(1.0, truth.float().abs().max().item())
+    try:
+        for number in (1, 2) if isinstance(packed, Panels) else ():
+            torch.set_num_threads(number)
+            for rows in (0, 1, 2, 5, 12, 13, 16, 25, 63, 257):
+                assert torch.equal(module.linear(x[:rows], packed, bias), whole[:rows]), (number, rows)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="no compiled operators here")
+def test_nothing_beyond_a_packed_weight_is_read_or_written():
+    x, weight, _ = made(3, 64, 40, torch.float32)
+    room = torch.full((3 * 64, 40), float("nan"))
+    room[64:128] = weight
+    packed = backends.load("native").pack(room[64:128])
+    assert isinstance(packed, Panels) and packed.numbers.data_ptr() == room[64:128].data_ptr()
+    assert room[:64].isnan().all() and room[128:].isnan().all() and room[64:128].isfinite().all()
+    assert sorted(room[64:128].flatten().tolist()) == sorted(weight.flatten().tolist())
+    torch.testing.assert_close(linear.linear(x, packed), x @ weight.T)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="no compiled operators here")
+def test_packed_weights_are_for_one_type_and_one_back_end():
+    x, weight, _ = made(3, 64, 40, torch.float32)
+    packed = backends.load("native").pack(weight)
+    with pytest.raises(ValueError, match="torch.bfloat16"):
+        linear.linear(x.bfloat16(), packed)
+    with pytest.raises((TypeError, AttributeError)):
+        backends.load("torch").linear(x, packed, None)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

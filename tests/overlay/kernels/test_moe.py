@@ -4,7 +4,9 @@ import torch
 
 from tests.overlay.kernels.helpers import DTYPES, assert_close, no_host_sync, recorded, relative_error
 from vllm.overlay.kernels import moe as op
+from vllm.overlay.kernels import native as library
 from vllm.overlay.kernels.moe import native, torch_impl
+from vllm.overlay.kernels.panels import Panels
 
 # gate and up are rounded to the dtype between the two products.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
@@ -122,6 +124,40 @@ def test_native_gives_a_token_the_same_bits_in_any_small_batch_on_any_threads(dt
             assert torch.equal(native.experts(x, w13, w2, weights, ids), together), other
     finally:
         torch.set_num_threads(threads)
+
+
+@NATIVE
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden, inner", [(64, 32), (288, 64), (130, 32), (64, 34)])
+def test_packed_weights_give_a_token_the_same_bits_in_any_batch_on_any_threads(dtype, hidden, inner):
+    """Both packed, and either of them. Some experts get many tokens, and the pairs are more than are kept at a time."""
+    x, w13, w2, weights, ids = tensors(7, 500, 12, 5, hidden, inner, dtype)
+    ids[:400] = ids[:400] % 5
+    want = REFERENCE.experts(x, w13, w2, weights, ids)
+    packed = native.pack(w13.clone(), w2.clone())
+    if not library.library_multiplies(dtype):
+        assert [isinstance(one, Panels) for one in packed] == [inner % 32 == 0, hidden % 32 == 0]
+    together = native.experts(x, *packed, weights, ids)
+    assert_close(together, want, TOLERANCE[dtype], "packed")
+    if not all(isinstance(one, Panels) for one in packed):
+        return
+    threads = torch.get_num_threads()
+    try:
+        for other in (1, 2, 5):
+            torch.set_num_threads(other)
+            assert torch.equal(native.experts(x, *packed, weights, ids), together), other
+            for some in (slice(3, 4), slice(399, 401), slice(0, 16), slice(20, 300)):
+                assert torch.equal(native.experts(x[some], *packed, weights[some], ids[some]), together[some]), some
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_weights_are_packed_where_one_back_end_has_both_phases(monkeypatch):
+    _, w13, w2, _, _ = tensors(1, 2, 3, 2, 64, 32)
+    monkeypatch.setattr(op.backends, "_phases", (torch_impl, native))
+    assert op.pack(w13, w2) == (w13, w2)
+    monkeypatch.setattr(op.backends, "_phases", (torch_impl, torch_impl))
+    assert op.pack(w13, w2) == (w13, w2)
 
 
 @NATIVE

@@ -38,7 +38,9 @@ from vllm.overlay.hybrid import StatePool, StateSpec, get_state_step
 from vllm.overlay.kernels.causal_conv1d import causal_conv1d
 from vllm.overlay.kernels.gated_delta_rule import gate, gated_delta_rule
 from vllm.overlay.kernels.int8_weights import int8_experts
+from vllm.overlay.kernels.int8_weights import pack as pack_int8
 from vllm.overlay.kernels.moe import experts, route
+from vllm.overlay.kernels.moe import pack as pack_experts
 from vllm.overlay.kernels.norms import gated_rms_norm, rms_norm
 from vllm.overlay.kernels.rope import RotaryTable, Rotation, apply_rope
 from vllm.overlay.model import int8
@@ -55,6 +57,7 @@ from vllm.overlay.model.checkpoint import (
 )
 from vllm.overlay.model.linear_method import use_linear_operator
 from vllm.overlay.model.mtp_switch import MTP_ASKED, mtp_is_asked
+from vllm.overlay.model.packing import exchange
 from vllm.overlay.model.shards import Shards
 from vllm.overlay.model.vision import VisionTower
 from vllm.overlay.pictures.picture_step import get_picture_step
@@ -289,6 +292,7 @@ class Qwen3_5SparseMoe(nn.Module):
         hidden, count, self.inner = config.hidden_size, config.num_experts, config.moe_intermediate_size
         self.hidden_size, self.num_experts, self.top_k = hidden, count, config.num_experts_per_tok
         self.local_inner = self.inner // get_tensor_model_parallel_world_size()
+        self.operand = torch.get_default_dtype()
         self.gate = ReplicatedLinear(hidden, count, bias=False, prefix=f"{prefix}.gate")
         self.shared_expert_gate = ReplicatedLinear(hidden, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
         shapes = (count, 2 * self.local_inner, hidden), (count, hidden, self.local_inner)
@@ -316,6 +320,16 @@ class Qwen3_5SparseMoe(nn.Module):
         if self.w13_scale is None:
             return experts(x, self.w13, self.w2, weights, ids)
         return int8_experts(x, self.w13, self.w13_scale, self.w2, self.w2_scale, weights, ids)
+
+    def pack_weights(self) -> None:
+        """See overlay/model/packing.py."""
+        w13, w2 = self.w13.data, self.w2.data
+        if self.w13_scale is None:
+            packed = pack_experts(w13, w2)
+        else:
+            packed = (pack_int8(w13, self.local_inner, self.operand), pack_int8(w2, w2.shape[1], self.operand))
+        for name, weight in zip(("w13", "w2"), packed, strict=True):
+            exchange(self, name, weight)
 
     def shared(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden] -> this rank's part of [T, hidden]."""

@@ -247,6 +247,20 @@ def _int8_experts(tokens: int, count: int, top_k: int, hidden: int, inner: int,
     return build
 
 
+def _packed_linear(module: ModuleType, inputs: Inputs) -> Outputs:
+    return {"y": module.linear(inputs["x"], module.pack(inputs["weight"].clone()), inputs["bias"])}
+
+
+def _packed_experts(module: ModuleType, inputs: Inputs) -> Outputs:
+    w13, w2 = module.pack(inputs["w13"].clone(), inputs["w2"].clone())
+    return {"y": module.experts(inputs["x"], w13, w2, inputs["weights"], inputs["ids"])}
+
+
+def _packed_int8(module: ModuleType, inputs: Inputs) -> Outputs:
+    weight = module.pack(inputs["weight"].clone(), inputs["weight"].shape[0], inputs["x"].dtype)
+    return {"y": module.int8_linear(inputs["x"], weight, inputs["scale"], inputs["bias"])}
+
+
 def _run_route(module: ModuleType, inputs: Inputs) -> Outputs:
     weights, ids = module.route(**inputs)
     return {"weights": weights, "ids": ids}
@@ -346,12 +360,16 @@ def all_cases() -> list[Case]:
         Case("moe", "prefill, experts without tokens", moe.backends, _experts(50, 11, 3, 48, 20, 7),
              _one("experts", "y"), {"y": ROUNDED}),
         Case("moe", "decode", moe.backends, _experts(3, 16, 4, 96, 40, 16), _one("experts", "y"), {"y": ROUNDED}),
+        Case("moe", "packed", moe.backends, _experts(50, 11, 3, 64, 32, 7), _packed_experts, {"y": ROUNDED}),
         Case("linear", "one row, bias", linear.backends, _matrix(1, 515, 1001, True),
              lambda module, inputs: {"y": module.linear(**inputs)}, {"y": ROUNDED}),
         Case("linear", "few rows, odd sizes", linear.backends, _matrix(7, 37, 43, False),
              lambda module, inputs: {"y": module.linear(**inputs)}, {"y": ROUNDED}),
         Case("linear", "many rows", linear.backends, _matrix(70, 64, 96, True),
              lambda module, inputs: {"y": module.linear(**inputs)}, {"y": ROUNDED}),
+        Case("linear", "packed, few rows", linear.backends, _matrix(5, 96, 516, True), _packed_linear, {"y": ROUNDED}),
+        Case("linear", "packed, many rows", linear.backends, _matrix(70, 64, 96, False), _packed_linear,
+             {"y": ROUNDED}),
         Case("int8_weights", "several tiles, bias", int8_weights.backends, _int8_matrix(600, 1000, True),
              _one("int8_linear", "y"), {"y": ROUNDED}),
         Case("int8_weights", "one odd tile", int8_weights.backends, _int8_matrix(7, 33, False),
@@ -360,6 +378,8 @@ def all_cases() -> list[Case]:
              _int8_experts(50, 11, 3, 48, 20, 7), _one("int8_experts", "y"), {"y": ROUNDED}),
         Case("int8_weights", "decode", int8_weights.backends, _int8_experts(3, 16, 4, 96, 40, 16),
              _one("int8_experts", "y"), {"y": ROUNDED}),
+        Case("int8_weights", "packed", int8_weights.backends, _int8_matrix(64, 300, True), _packed_int8,
+             {"y": ROUNDED}),
         Case("paged_attention", "write", paged_attention.backends, _write, _run_write,
              {"key_cache": EXACT, "value_cache": EXACT}),
         Case("paged_attention", "mixed rows, head size 256", paged_attention.backends,

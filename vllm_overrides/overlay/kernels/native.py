@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from vllm.overlay.kernels import native_build
+from vllm.overlay.kernels.panels import Panels, Weight
 from vllm.utils import is_cpu
 
 ISA_VARIABLE = "VLLM_OVERLAY_NATIVE_ISA"
@@ -89,6 +90,25 @@ def function(name: str, signature: str) -> Callable[..., None]:
     found.argtypes = [_TYPES[letter] for letter in signature]
     found.restype = None
     return found
+
+
+def pack(name: str, weight: torch.Tensor, part: int, operand: torch.dtype) -> Weight:
+    """`weight` [..., N, K] packed where it lies, by the library's function `name`; or as it is, where it does not fill
+    panels.
+
+    Args:
+        part: rows that are multiplied by themselves. operand: dtype of what it will be multiplied with.
+    """
+    if not weight.is_contiguous():
+        return weight
+    packed, rows = ctypes.c_int32(0), weight.shape[:-1].numel()
+    function(name, "iplllp")(DTYPES[operand], weight.data_ptr(), rows, weight.shape[-1], part, ctypes.addressof(packed))
+    return Panels(weight, operand) if packed.value else weight
+
+
+def numbers(weight: Weight) -> tuple[torch.Tensor, bool]:
+    """(the memory of a weight, without gaps; whether it is packed)"""
+    return (weight.numbers, True) if isinstance(weight, Panels) else (weight.contiguous(), False)
 
 
 @cache

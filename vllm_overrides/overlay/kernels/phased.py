@@ -51,6 +51,12 @@ class PhasedBackends(Backends):
             assert self._phases is not None
         return self._phases[tokens <= FEW_TOKENS]
 
+    def only(self) -> ModuleType | None:
+        """Returns the module in use for every call; None where phases, or the other functions, have different ones.
+        Raises as `chosen_for`."""
+        few, many = self.chosen_for(0), self.chosen_for(FEW_TOKENS + 1)
+        return few if few is many and (self._entirely or few is self.chosen()) else None
+
     def choices(self) -> dict[str, str]:
         """Returns what is announced: "<op> <phase>" -> back end, after that of the operator where it is used. Raises as
         `chosen_for`."""

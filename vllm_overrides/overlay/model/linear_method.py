@@ -4,22 +4,32 @@ import torch
 from torch import nn
 
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-from vllm.overlay.kernels.linear import backends, linear
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.overlay.kernels.linear import backends, linear, pack
+from vllm.overlay.model.packing import PACKED, exchange, weight_of
 
 
 class LinearOperatorMethod(UnquantizedLinearMethod):
     """Stock's, with our product."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, layer.weight, bias)
+        return linear(x, weight_of(layer), bias)
+
+    def pack_weights(self, layer: nn.Module) -> None:
+        """See packing.py."""
+        exchange(layer, "weight", pack(layer.weight.data), PACKED)
 
 
 class EmbeddingOperatorMethod(UnquantizedEmbeddingMethod):
     """The same for a head."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, layer.weight, bias)
+        return linear(x, weight_of(layer), bias)
+
+    def pack_weights(self, layer: nn.Module) -> None:
+        """See packing.py. An embedding, tied to the head or not, stays in rows."""
+        if isinstance(layer, ParallelLMHead):
+            exchange(layer, "weight", pack(layer.weight.data), PACKED)
 
 
 def use_linear_operator(model: nn.Module) -> None:

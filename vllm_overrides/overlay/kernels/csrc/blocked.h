@@ -1,13 +1,13 @@
-// Products of many rows with many rows of weights of any type: what counts is the arithmetic. The weights are turned, in units (units.h), into panels
-// that stay in the second-level cache, and every unit that is loaded from there meets TALL rows of x. (Goto and van de Geijn, "Anatomy of
-// High-Performance Matrix Multiplication", 2008.)
+// Products with panels of weights: PANEL rows side by side, unit (units.h) after unit, each of which meets TALL rows of x. (Goto and van de Geijn,
+// "Anatomy of High-Performance Matrix Multiplication", 2008.) Weights in rows are turned into panels that stay in the second-level cache, which is worth
+// its while for many rows of x; those that were packed once serve any number of them. Each product is summed in the order of k, whatever else is computed.
 #pragma once
 #include "products.h"
 
 constexpr int TALL = W == 16 ? 12 : 6;  // rows of x at a time: with two vectors each, as many sums as there are registers for
-constexpr int PANEL = 2 * W;            // rows of the weights that a panel has, side by side
 constexpr int64_t DEPTH = 2048 / W;     // units of the sum, at a time: a panel fills half of a first-level cache
 constexpr int64_t BREADTH = 128;        // rows of the weights at a time
+constexpr int64_t IN_ADVANCE = 2048;    // bytes after which memory has answered
 constexpr int64_t WIDTH = 256;          // rows of x at most, at a time: their sums stay in the second-level cache, too
 
 // Turns W vectors of W numbers, by squares of half the size.
@@ -55,8 +55,22 @@ template <class Way> int64_t turned_panel(const typename Way::Weight* weights, i
     return units;
 }
 
+// W units of a panel: P is float where they are as they are multiplied, and else the weights' type.
+template <class Way, class P> INLINE vf units_of(const P* from) {
+    if constexpr (std::is_same<P, float>::value) return load(from);
+    else return Way::units(from);
+}
+
+// What a panel of type P has of a unit.
+template <class Way, class P> constexpr int64_t each_of() { return std::is_same<P, float>::value ? 1 : Way::EACH; }
+
+// Bytes of weights that are asked for while others are multiplied: `step` per unit from `at` on, at most 128.
+struct Soon { const char* at; int64_t step; };
+
 // sums [N][.., PANEL] (rows `apart`) += xs [N][depth], in units from `start`, times a panel; from zero where `begins`.
-template <class Way, int N> INLINE void tile(const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums, int64_t apart, bool begins) {
+template <class Way, int N, class P> INLINE void tile(const float* const* xs, int64_t start, int64_t depth, const P* panel, float* sums, int64_t apart,
+                                                      bool begins, Soon soon) {
+    constexpr int64_t part = W * each_of<Way, P>();
     vf total[N][2];
     const float* x[N];
 #pragma GCC unroll 16
@@ -66,7 +80,10 @@ template <class Way, int N> INLINE void tile(const float* const* xs, int64_t sta
         total[n][1] = begins ? vf{} : load(sums + n * apart + W);
     }
     for (int64_t k = 0; k < depth; k++) {
-        const vf left = load(panel + k * PANEL), right = load(panel + k * PANEL + W);
+        const P* at = panel + k * 2 * part;
+        __builtin_prefetch(soon.at + k * soon.step);
+        __builtin_prefetch(soon.at + k * soon.step + 64);
+        const vf left = units_of<Way>(at), right = units_of<Way>(at + part);
 #pragma GCC unroll 16
         for (int n = 0; n < N; n++) {
             const vf one = Way::everywhere(x[n] + k);
@@ -81,15 +98,15 @@ template <class Way, int N> INLINE void tile(const float* const* xs, int64_t sta
     }
 }
 
-template <class Way, int N = TALL> INLINE void some_tile(int count, const float* const* xs, int64_t start, int64_t depth, const float* panel, float* sums,
-                                              int64_t apart, bool begins) {
+template <class Way, class P, int N = TALL> INLINE void some_tile(int count, const float* const* xs, int64_t start, int64_t depth, const P* panel,
+                                                                  float* sums, int64_t apart, bool begins, Soon soon) {
     if constexpr (N > 0) {
-        if (count == N) return tile<Way, N>(xs, start, depth, panel, sums, apart, begins);
-        some_tile<Way, N - 1>(count, xs, start, depth, panel, sums, apart, begins);
+        if (count == N) return tile<Way, N>(xs, start, depth, panel, sums, apart, begins, soon);
+        some_tile<Way, P, N - 1>(count, xs, start, depth, panel, sums, apart, begins, soon);
     }
 }
 
-// As each_product, xs in units. Each product is summed in the order of k, whatever else is computed.
+// As each_product, xs in units, of weights in rows.
 template <class Way> void each_product_of_many(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
                                                int64_t columns, const Take& take) {
     constexpr int64_t most = DEPTH * Way::EACH;
@@ -110,10 +127,64 @@ template <class Way> void each_product_of_many(const typename Way::Weight* weigh
                     const int64_t column = wide * part / parts, some = wide * (part + 1) / parts - column;
                     for (int64_t row = 0; row < rows; row += PANEL)
                         some_tile<Way>(int(some), xs + left + column, start / Way::EACH, units,
-                                       &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0);
+                                       &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0,
+                                       {(const char*)xs[left + column], 0});
                 }
             }
             for (int64_t column = 0; column < wide; column++) take(left + column, begin, &sums[column * BREADTH], rows);
         }
     }
+}
+
+// As each_product, xs in units, of weights in panels.
+template <class Way> void each_product_of_panels(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
+                                                 int64_t columns, const Take& take) {
+    if (columns == 0) return;
+    typedef typename Way::Weight T;
+    constexpr bool as_they_are = sizeof(T) * Way::EACH == sizeof(float);
+    const int64_t blocks = (columns + WIDTH - 1) / WIDTH;
+    const Buffer wide_panel(as_they_are ? 0 : PANEL * DEPTH), sums((columns + blocks - 1) / blocks * BREADTH);
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t left = columns * block / blocks, wide = columns * (block + 1) / blocks - left, parts = (wide + TALL - 1) / TALL;
+        const int64_t units = size / Way::EACH, most = parts == 1 ? units : DEPTH;
+        for (int64_t begin = first; begin < last; begin += BREADTH) {
+            const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
+            for (int64_t row = 0; row < rows; row += PANEL)
+                for (int64_t start = 0; start < units; start += most) {
+                    const int64_t depth = units - start < most ? units - start : most;
+                    const T* panel = weights + (begin + row) * size + start * PANEL * Way::EACH;
+                    // Memory works all the time: the parts share what is asked for, the piece that follows this one.
+                    constexpr int64_t bytes = PANEL * Way::EACH * sizeof(T);
+                    auto each_part = [&](const auto* from) {
+                        for (int64_t part = 0; part < parts; part++) {
+                            const int64_t column = wide * part / parts, some = wide * (part + 1) / parts - column;
+                            const Soon soon{(const char*)panel + (parts == 1 ? IN_ADVANCE : depth * bytes + depth * bytes * part / parts), bytes / parts};
+                            some_tile<Way>(int(some), xs + left + column, start, depth, from, &sums[column * BREADTH + row], BREADTH, start == 0, soon);
+                        }
+                    };
+                    if (as_they_are || parts == 1) each_part(panel);
+                    else {
+                        for (int64_t at = 0; at < depth * PANEL; at += W) store(&wide_panel[at], Way::units(panel + at * Way::EACH));
+                        each_part((const float*)wide_panel.at);
+                    }
+                }
+            for (int64_t column = 0; column < wide; column++) take(left + column, begin, &sums[column * BREADTH], rows);
+        }
+    }
+}
+
+// Packs `count` rows, whole panels of them, of whole units, where they are.
+template <class Way> void pack_panels(typename Way::Weight* weights, int64_t count, int64_t size) {
+    struct Unit { typename Way::Weight numbers[Way::EACH]; };
+    const int64_t units = size / Way::EACH;
+    parallel(count / PANEL, PANEL * size, [&](int64_t first, int64_t last) {
+        const Buffer room((PANEL * size * int64_t(sizeof(typename Way::Weight)) + 3) / 4);
+        Unit* to = (Unit*)room.at;
+        for (int64_t panel = first; panel < last; panel++) {
+            Unit* from = (Unit*)(weights + panel * PANEL * size);
+            for (int64_t unit = 0; unit < units; unit++)
+                for (int64_t row = 0; row < PANEL; row++) to[unit * PANEL + row] = from[row * units + unit];
+            std::memcpy((void*)from, to, PANEL * size * sizeof(typename Way::Weight));
+        }
+    });
 }

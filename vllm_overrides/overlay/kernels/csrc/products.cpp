@@ -9,7 +9,6 @@ constexpr int COLUMNS = 6;                // rows of x, at a time
 // Rows of x up to which memory is slower than the arithmetic: where a row of the weights has at most a KiB, and where it has more.
 constexpr int64_t FEW_SHORT = 6, FEW_LONG = 3;
 constexpr int64_t FAR = 1 << 18;          // bytes of weights that a thread finds in memory, not in a cache
-constexpr int64_t IN_ADVANCE = 2048;      // bytes after which memory has answered
 constexpr int64_t MANY = 20;              // rows of x from which on turning the weights is worth its while
 // As many sums as there are registers for: a row of the weights costs a conversion, which many columns share.
 constexpr int rows_for(int64_t columns) { return W == 16 || columns <= 3 ? 4 : columns == 4 ? 3 : 2; }
@@ -134,16 +133,28 @@ template <class Way> void product_of_units(const typename Way::Weight* weights, 
 
 }  // namespace
 
-template <class X, class T> void each_product(const T* weights, int64_t first, int64_t last, int64_t size, const X* const* xs, int64_t columns,
-                                              const Take& take) {
-    typedef std::conditional_t<std::is_same<X, float>::value, Floats<T>, Pairs<T>> Way;
-    product_of_units<Way>(weights, first, last, size, (const float* const*)xs, columns, take);
+template <class X, class T> using WayOf = std::conditional_t<std::is_same<X, float>::value, Floats<T>, Pairs<T>>;
+
+template <class X, class T> void each_product(const T* weights, bool panels, int64_t first, int64_t last, int64_t size, const X* const* xs,
+                                              int64_t columns, const Take& take) {
+    const auto product = panels ? each_product_of_panels<WayOf<X, T>> : product_of_units<WayOf<X, T>>;
+    product(weights, first, last, size, (const float* const*)xs, columns, take);
 }
 
-template void each_product(const float*, int64_t, int64_t, int64_t, const float* const*, int64_t, const Take&);
-template void each_product(const bf16*, int64_t, int64_t, int64_t, const Operand<bf16>* const*, int64_t, const Take&);
-template void each_product(const f16*, int64_t, int64_t, int64_t, const float* const*, int64_t, const Take&);
-template void each_product(const i8*, int64_t, int64_t, int64_t, const float* const*, int64_t, const Take&);
+template <class X, class T> bool pack(T* weights, int64_t count, int64_t size, int64_t part) {
+    if (count % PANEL || part % PANEL || size % WayOf<X, T>::EACH || size == 0) return false;
+    pack_panels<WayOf<X, T>>(weights, count, size);
+    return true;
+}
+
+#define PRODUCTS(X, T) \
+    template void each_product(const T*, bool, int64_t, int64_t, int64_t, const X* const*, int64_t, const Take&); \
+    template bool pack<X>(T*, int64_t, int64_t, int64_t);
+
+PRODUCTS(float, float)
+PRODUCTS(Operand<bf16>, bf16)
+PRODUCTS(float, f16)
+PRODUCTS(float, i8)
 #if defined(__AVX512BF16__) || defined(PAIRED_BY_HAND)
-template void each_product(const i8*, int64_t, int64_t, int64_t, const bf16* const*, int64_t, const Take&);
+PRODUCTS(bf16, i8)
 #endif

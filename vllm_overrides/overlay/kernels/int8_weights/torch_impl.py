@@ -11,6 +11,11 @@ _TILE_CPU = 1 << 18
 _TILE = 1 << 24
 
 
+def pack(weight: torch.Tensor, part: int, operand: torch.dtype) -> torch.Tensor:
+    """See the package's `pack`: rows are best."""
+    return weight
+
+
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """See the package's `int8_linear`."""
     rows, columns = weight.shape

@@ -2,6 +2,7 @@
 
 import torch
 
+from vllm.overlay.kernels.panels import Weight, check_operand
 from vllm.overlay.kernels.phased import PhasedBackends
 
 backends = PhasedBackends("moe", (("native", "native"), ("torch", "torch_impl"), ("reference", "reference")),
@@ -27,14 +28,21 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool = True) -> 
     return backends.chosen_for(router_logits.shape[0]).route(router_logits, top_k, renormalize)
 
 
-def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
+def pack(w13: torch.Tensor, w2: torch.Tensor) -> tuple[Weight, Weight]:
+    """The experts' weights as the back end in use multiplies them best, or as they are where two back ends share them.
+    They may be packed where they lie: the tensors themselves are of no use afterwards."""
+    module = backends.only()
+    return (w13, w2) if module is None else module.pack(w13, w2)
+
+
+def experts(x: torch.Tensor, w13: Weight, w2: Weight, weights: torch.Tensor,
             ids: torch.Tensor) -> torch.Tensor:
     """sum_j weights[t, j] W2[e] (SiLU(gate) * up) with (gate, up) = W13[e] x_t and e = ids[t, j], summed in float32.
 
     Args:
         x: [T, H], float32, bfloat16 or float16.
-        w13: [E, 2 I, H] of x's dtype: the gate's rows, then the up projection's. w2: [E, H, I]. Under tensor
-            parallelism I is the rank's share and the caller sums the results of all ranks.
+        w13: [E, 2 I, H] of x's dtype: the gate's rows, then the up projection's. w2: [E, H, I]. Or what `pack`
+            made of both. Under tensor parallelism I is the rank's share and the caller sums the results of all ranks.
         weights: float32 [T, k]. ids: int64 [T, k], 0 <= id < E.
 
     Returns:
@@ -48,4 +56,5 @@ def experts(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch
         raise ValueError(f"moe: x {tuple(x.shape)}, w13 {tuple(w13.shape)}, w2 {tuple(w2.shape)}")
     if weights.shape != ids.shape or ids.shape[0] != x.shape[0]:
         raise ValueError(f"moe: {x.shape[0]} tokens, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}")
+    check_operand("moe", x, w13, w2)
     return backends.chosen_for(x.shape[0]).experts(x, w13, w2, weights, ids)

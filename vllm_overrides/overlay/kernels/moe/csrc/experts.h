@@ -19,10 +19,11 @@ struct ExpertsCall {
     const int64_t* ids;
 };
 
-// X: what rows are multiplied as; V: the weights' type. scales13 [count, 2 inner] and scales2 [count, hidden], by which their rows are multiplied,
+// X: what rows are multiplied as; V: the weights' type; panels13, panels2: whether they are in panels. scales13 [count, 2 inner] and scales2 [count, hidden], by which their rows are multiplied,
 // or null.
 template <class X, class V> struct Experts {
     const V *w13, *w2;
+    bool panels13, panels2;
     const float *scales13, *scales2;
     int64_t tokens, hidden, inner;
     float* sums;  // [tokens, hidden]
@@ -35,21 +36,22 @@ template <class X, class V> struct Experts {
     // does not.
     void first_product(size_t begin, size_t end, const Rows<float>& gates, const Rows<X>& between) {
         const int64_t base = groups[begin].first;
+        const int64_t together = rows_together(panels13);
         std::vector<int64_t> cost(1);
         for (size_t g = begin; g < end; g++) cost.push_back(cost.back() + inner * (2 + groups[g].last - groups[g].first));
         parallel(cost.back(), 2 * hidden, [&](int64_t from, int64_t to) {
             for (size_t g = begin; g < end; g++) {
                 const Group& group = groups[g];
                 int64_t count = group.last - group.first, each = 2 + count, start = cost[g - begin];
-                auto row = [=](int64_t at) { return std::clamp((at - start + each - 1) / each, int64_t(0), inner); };
+                auto row = [=](int64_t at) { return std::clamp(rounded_up((at - start + each - 1) / each, together), int64_t(0), inner); };
                 int64_t first = row(std::max(from, start)), last = row(std::max(to, start));
                 if (first >= last) continue;
                 const int64_t gate = group.expert * 2 * inner, up = gate + inner, place = group.first - base;
-                each_product(w13 + gate * hidden, first, last, hidden, &in[group.first], count, [&](int64_t n, int64_t at, float* found, int64_t some) {
+                each_product(w13 + gate * hidden, panels13, first, last, hidden, &in[group.first], count, [&](int64_t n, int64_t at, float* found, int64_t some) {
                     scale(found, some, scales13, gate + at);
                     std::memcpy(gates[place + n] + at, found, some * sizeof(float));
                 });
-                each_product(w13 + up * hidden, first, last, hidden, &in[group.first], count, [&](int64_t n, int64_t at, float* found, int64_t some) {
+                each_product(w13 + up * hidden, panels13, first, last, hidden, &in[group.first], count, [&](int64_t n, int64_t at, float* found, int64_t some) {
                     scale(found, some, scales13, up + at);
                     const float* g = gates[place + n] + at;
                     X* result = between[place + n] + at;
@@ -63,15 +65,16 @@ template <class X, class V> struct Experts {
 
     // Adds W2 times that, in the order of the experts. A thread has columns of the result to itself.
     void second_product(size_t begin, size_t end, const Rows<X>& between) {
-        const int64_t base = groups[begin].first;
-        parallel(hidden, inner * (groups[end - 1].last - base), [&](int64_t first, int64_t last) {
+        const int64_t base = groups[begin].first, together = rows_together(panels2);
+        parallel(hidden / together, together * inner * (groups[end - 1].last - base), [&](int64_t first_part, int64_t last_part) {
+            const int64_t first = first_part * together, last = last_part * together;
             if (begin == 0)
                 for (int64_t t = 0; t < tokens; t++) std::fill(sums + t * hidden + first, sums + t * hidden + last, 0.0f);
             for (size_t g = begin; g < end; g++) {
                 const Group& group = groups[g];
                 const Pair* pair = &pairs[group.first];
                 const int64_t place = group.expert * hidden;
-                each_product(w2 + place * inner, first, last, inner, &between.addresses[group.first - base], group.last - group.first,
+                each_product(w2 + place * inner, panels2, first, last, inner, &between.addresses[group.first - base], group.last - group.first,
                              [&](int64_t n, int64_t at, float* found, int64_t some) {
                                  scale(found, some, scales2, place + at);
                                  float* to = sums + pair[n].token * hidden + at;
@@ -109,14 +112,14 @@ private:
 
 // False, and nothing done, where an id is none. x: [tokens, hidden], rows `stride` apart; out: [tokens, hidden].
 template <class T, class V> bool run_experts(const ExpertsCall& call, const T* x, int64_t stride, const V* w13, const float* scales13, const V* w2,
-                                             const float* scales2, T* out) {
+                                             const float* scales2, bool panels13, bool panels2, T* out) {
     const int64_t hidden = call.hidden, count = call.tokens * call.top_k;
     std::vector<int64_t> start(call.count + 1);
     for (int64_t p = 0; p < count; p++) {
         if (call.ids[p] < 0 || call.ids[p] >= call.count) return false;
         start[call.ids[p] + 1]++;
     }
-    Experts<Operand<T>, V> experts{w13, w2, scales13, scales2, call.tokens, hidden, call.inner, nullptr, {}, {}, std::vector<Pair>(count), {}};
+    Experts<Operand<T>, V> experts{w13, w2, panels13, panels2, scales13, scales2, call.tokens, hidden, call.inner, nullptr, {}, {}, std::vector<Pair>(count), {}};
     for (int64_t e = 0; e < call.count; e++) {
         start[e + 1] += start[e];
         if (start[e + 1] > start[e]) experts.groups.push_back({e, start[e], start[e + 1]});

@@ -56,13 +56,13 @@ API void moe_route(int dtype, const void* logits, int64_t stride, int64_t tokens
 }
 
 // x: [tokens, hidden], rows `stride` apart. w13: [count, 2 inner, hidden], w2: [count, hidden, inner], weights and ids: [tokens, top_k], out:
-// [tokens, hidden]; all contiguous. bad: set to 1, and nothing else done, where an id is none.
-API void moe_experts(int dtype, const void* x, int64_t stride, const void* w13, const void* w2, const float* weights, const int64_t* ids,
-                     void* out, int64_t tokens, int64_t top_k, int64_t count, int64_t hidden, int64_t inner, int32_t* bad) {
+// [tokens, hidden]; all contiguous, w13 and w2 in panels if panels13, panels2. bad: set to 1, and nothing else done, where an id is none.
+API void moe_experts(int dtype, const void* x, int64_t stride, const void* w13, const void* w2, int panels13, int panels2, const float* weights,
+                     const int64_t* ids, void* out, int64_t tokens, int64_t top_k, int64_t count, int64_t hidden, int64_t inner, int32_t* bad) {
     by_type(dtype, [=](auto* type) {
         typedef decltype(type) P;
         if (!run_experts({tokens, top_k, count, hidden, inner, weights, ids}, (const std::remove_pointer_t<P>*)x, stride,
-                         (const std::remove_pointer_t<P>*)w13, nullptr, (const std::remove_pointer_t<P>*)w2, nullptr, (P)out))
+                         (const std::remove_pointer_t<P>*)w13, nullptr, (const std::remove_pointer_t<P>*)w2, nullptr, panels13 != 0, panels2 != 0, (P)out))
             *bad = 1;
     });
 }
