@@ -24,14 +24,15 @@ def random_logits(rows, seed=0):
     return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def step(params, logits, kind=sampler.Sampler, unfinished=0):
+def step(params, logits, kind=sampler.Sampler, unfinished=0, temperature=1.0):
     """One decode step of one request per entry of `params`; every request's generator starts at its seed.
 
-    Before them in the batch stand `unfinished` seeded prompts that are not complete after this step.
+    Before them in the batch stand `unfinished` seeded prompts, of `temperature`, that are not complete after this step.
     """
     groups = [SequenceGroupMetadata(request_id=f"prompt {index}", is_prompt=True, do_sample=False,
                                     seq_data={100 + index: SequenceData.from_seqs([1, 2, 3, 4])}, token_chunk_size=2,
-                                    sampling_params=SamplingParams(seed=50 + index), block_tables={100 + index: [0]})
+                                    sampling_params=SamplingParams(seed=50 + index, temperature=temperature),
+                                    block_tables={100 + index: [0]})
               for index in range(unfinished)]
     for index, fields in enumerate(params):
         data = SequenceData.from_seqs([1, 2, 3], [4])
@@ -123,3 +124,38 @@ def test_a_request_gets_the_same_token_alone_and_in_a_batch():
             filtered = sampling.apply_min_p(filtered, torch.tensor([fields["min_p"]]))
         noise = torch.empty_like(filtered).exponential_(generator=torch.Generator().manual_seed(fields["seed"]))
         assert together[index].samples[0].output_token == int((filtered.softmax(-1) / noise).argmax()), fields
+
+
+LIKELIEST = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "min_tokens": 9, "max_tokens": 10, "stop_token_ids": [7]},
+]
+
+
+@pytest.mark.parametrize("unfinished", [0, 2])
+@pytest.mark.parametrize("chosen", [slice(0, 1), slice(0, 4), slice(1, 3), slice(0, 0)])
+def test_the_likeliest_tokens_are_found_without_probabilities(chosen, unfinished, monkeypatch):
+    params = LIKELIEST[chosen]
+    if not params and not unfinished:
+        return
+    logits = random_logits(len(params), seed=9)
+    logits[:, 4] = 30.0
+    logits[:, 7] = 29.9
+    want = step(params, logits, sampler_stock.Sampler, unfinished, 0.0)
+    for name in ("softmax", "log_softmax"):
+        monkeypatch.setattr(torch, name, lambda *_, **__: pytest.fail("a whole vocabulary of probabilities"))
+    got = step(params, logits, sampler.Sampler, unfinished, 0.0)
+    print(tokens(got), tokens(want))
+    assert tokens(got) == tokens(want) and len(tokens(got)) == len(params)
+    assert [(group.samples and group.samples[0].logprobs, group.prompt_logprobs) for group in got] == [
+        (group.samples and group.samples[0].logprobs, group.prompt_logprobs) for group in want]
+
+
+@pytest.mark.parametrize("beside", [{"temperature": 0.0, "logprobs": 2}, {"temperature": 1.0, "seed": 3}])
+def test_beside_other_requests_it_is_stocks_step(beside):
+    params, logits = [*LIKELIEST, beside], random_logits(5, seed=11)
+    got, want = step(params, logits), step(params, logits, sampler_stock.Sampler)
+    assert tokens(got) == tokens(want) and tokens(got)[:4] == tokens(step(LIKELIEST, logits[:4]))
+    assert (got[4].samples[0].logprobs == want[4].samples[0].logprobs)

@@ -141,10 +141,22 @@ def test_min_p(seed):
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_greedy(rounded):
-    logits = normal(6, 20, 3000)
+@pytest.mark.parametrize("vocabulary", [1, 128, 3000, 3072])
+def test_greedy(rounded, vocabulary):
+    logits = normal(6, 20, vocabulary)
     if rounded:
         logits = logits.round()
     got = op.greedy(logits)
     assert torch.equal(got, REFERENCE.greedy(logits))
     assert torch.equal(got, torch.argmax(torch.log_softmax(logits, -1), -1)), "stock takes the argmax of the logprobs"
+
+
+@pytest.mark.parametrize("vocabulary", [3000, 3072])
+def test_greedy_takes_the_first_and_does_not_hide_nan(vocabulary):
+    logits = torch.full((4, vocabulary), -float("inf"))
+    logits[0, [700, 701, 2999]] = 1.0
+    logits[1, [5, 2900]] = torch.tensor([1.0, float("nan")])
+    logits[2, [0, 2999]] = float("inf")
+    assert op.greedy(logits).tolist() == [700, 2900, 0, 0]
+    assert op.greedy(logits[:0]).shape == (0, )
+    assert op.greedy(logits.t().contiguous().t()).tolist() == [700, 2900, 0, 0]

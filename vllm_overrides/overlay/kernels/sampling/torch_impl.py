@@ -3,13 +3,22 @@ import torch
 
 # Largest k for which candidates are selected instead of sorting the row.
 SMALL_K = 256
+# Logits of a row that `greedy` looks at one by one; the vocabularies of the models are multiples of it.
+_BLOCK = 128
 # Candidates beyond k, so that logits equal to the k-th (common in bfloat16) are among them.
 _SLACK = 64
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
     """See the package's `greedy`."""
-    return logits.argmax(dim=-1)
+    rows, vocabulary = logits.shape
+    if logits.is_cuda or vocabulary % _BLOCK or not logits.is_contiguous():
+        return logits.argmax(dim=-1)
+    # On a CPU PyTorch's argmax looks at one number after the other; its amax is vectorised.
+    blocks = logits.view(rows, vocabulary // _BLOCK, _BLOCK)
+    block = blocks.amax(dim=-1).argmax(dim=-1)
+    inside = blocks[torch.arange(rows, device=logits.device), block].argmax(dim=-1)
+    return block * _BLOCK + inside
 
 
 def apply_top_k_top_p(logits: torch.Tensor, p: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
