@@ -670,7 +670,7 @@ MODEL: tuple[Overlay, ...] = (
         target="model_executor/layers/sampler.py",
         symbols=("_apply_top_k_top_p", "_apply_min_p", "_multinomial", "Sampler", "Sampler.forward",
                  "Sampler._init_sampling_tensors", "_apply_min_tokens_penalty", "_apply_penalties", "_greedy_sample",
-                 "get_logprobs", "_build_sampler_output"),
+                 "get_logprobs", "_build_sampler_output", "sampling_params.py:SamplingType"),
         reason="Stock sorts all 248,320 logits of every row for top_k 20: 26 ms a row on one core against 1.2 ms; and for "
                "the likeliest token it makes softmax, log_softmax and copies of both first. Which of "
                "several equal logits top-p drops is left to an unstable sort. And beside an unfinished prompt a seeded "
