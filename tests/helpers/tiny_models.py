@@ -74,6 +74,11 @@ def make_readable_engine(model: Path, **arguments: Any) -> Any:
         return make_engine(model, **arguments)
 
 
+def model_of(engine: Any) -> Any:
+    """The model of an engine of one process."""
+    return engine.model_executor.driver_worker.model_runner.model
+
+
 def greedy(max_tokens: int, **fields: Any) -> Any:
     """Returns parameters of a greedy request with the logprob of every token."""
     from vllm import SamplingParams

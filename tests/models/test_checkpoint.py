@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers.tiny_models import make_readable_engine
+from tests.helpers.tiny_models import make_engine, make_readable_engine, model_of
 from tests.models.shapes import IMAGE_TOKEN, text
 from vllm.overlay.model import checkpoint
 from vllm.overlay.model.checkpoint import CheckpointError
@@ -22,7 +22,7 @@ def tensors(hybrid):
 
 @pytest.fixture(scope="module")
 def model(hybrid):
-    return make_readable_engine(hybrid).model_executor.driver_worker.model_runner.model
+    return model_of(make_readable_engine(hybrid))
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_the_engine_refuses_a_broken_file(hybrid, tensors, tmp_path):
     save_file(changed(tensors, "model.norm.weight"), tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((hybrid / "config.json").read_text())
     with pytest.raises(CheckpointError, match="1 missing tensor: model.norm.weight"):
-        make_readable_engine(tmp_path)
+        make_engine(tmp_path)
 
 
 def test_one_tensor_at_a_time(model, tensors):
@@ -167,7 +167,7 @@ def seeing(tmp_path_factory):
               "text_config": {**language, "dtype": "float32", "model_type": "qwen3_5_text"}}
     folder = tmp_path_factory.mktemp("seeing") / "checkpoint"
     write_checkpoint(folder, config, seed=1)
-    model = make_readable_engine(folder).model_executor.driver_worker.model_runner.model
+    model = model_of(make_readable_engine(folder))
     return load_file(folder / "model.safetensors"), model
 
 

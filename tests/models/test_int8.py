@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.helpers import tiny_models
 from tests.helpers.checkpoints import as_rank, four_rank_config, write_shards
-from tests.helpers.tiny_models import make_engine, make_readable_engine
+from tests.helpers.tiny_models import make_engine, make_readable_engine, model_of
 from tests.models.shapes import moe, prompt, text
 from vllm.model_executor.models import qwen3_5
 from vllm.overlay.kernels.int8_weights import quantise
@@ -36,10 +36,6 @@ def tensors(folder):
 @pytest.fixture(scope="module")
 def engine(folder):
     return make_readable_engine(folder, quantization="int8_weight_only")
-
-
-def model_of(engine):
-    return engine.model_executor.driver_worker.model_runner.model
 
 
 def restored(values, scale):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.checkpoints import INDEX, as_rank, four_rank_config, write_shards
-from tests.helpers.tiny_models import make_readable_engine
+from tests.helpers.tiny_models import make_engine, make_readable_engine, model_of
 from vllm.model_executor.layers import linear as stock
 from vllm.model_executor.models import qwen3_5
 from vllm.overlay.model import checkpoint, shards
@@ -48,7 +48,7 @@ def engine(sharded):
 
 @pytest.fixture
 def model(engine):
-    return engine.model_executor.driver_worker.model_runner.model
+    return model_of(engine)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_shards_and_one_file_give_the_same_model(model, whole, tensors, lines):
 def test_a_checkpoint_of_pickles_still_loads(model, whole, tensors, tmp_path):
     (tmp_path / "config.json").write_text((whole / "config.json").read_text())
     torch.save(tensors, tmp_path / "pytorch_model.bin")
-    other = make_readable_engine(tmp_path).model_executor.driver_worker.model_runner.model
+    other = model_of(make_readable_engine(tmp_path))
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
 
 
@@ -282,14 +282,14 @@ def test_what_is_damaged_is_named_before_anything_is_read(model, broken, damage,
 def test_the_loader_says_it_too_and_folders_without_weights_are_stocks_affair(broken):
     cut_short(broken)
     with pytest.raises(CheckpointError, match="fetch it again"):
-        make_readable_engine(broken)
+        make_engine(broken)
     for path in broken.glob("*.safetensors"):
         path.unlink()
     with pytest.raises(CheckpointError, match="3 shards, of which 3 are missing"):
-        make_readable_engine(broken)
+        make_engine(broken)
     (broken / INDEX).unlink()
     with pytest.raises(RuntimeError, match="Cannot find any model weights"):
-        make_readable_engine(broken)
+        make_engine(broken)
 
 
 def test_shards_without_an_index_and_files_beside_the_index(model, broken):

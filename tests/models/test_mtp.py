@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers.checkpoints import as_rank, four_rank_config, write_shards
-from tests.helpers.tiny_models import make_engine, rows_stay
+from tests.helpers.tiny_models import make_engine, model_of, rows_stay
 from vllm.model_executor.models import qwen3_5
 from vllm.overlay.attention.paged_backend import PagedTorchBackend, PagedTorchMetadata
 from vllm.overlay.model import checkpoint
@@ -97,10 +97,6 @@ def made(body, tmp_path, monkeypatch):
         return make_engine(tmp_path, dtype="float32")
 
     return make
-
-
-def model_of(engine):
-    return engine.model_executor.driver_worker.model_runner.model
 
 
 def norm(x, weight):

@@ -1,15 +1,16 @@
 """Weights that back ends pack for themselves: which ones, where, and that answers stay the same."""
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.helpers import tiny_models
 from tests.helpers.checkpoints import four_rank_config
-from tests.helpers.tiny_models import make_engine, make_readable_engine
+from tests.helpers.tiny_models import make_engine, make_readable_engine, model_of
 from tests.models.shapes import prompt
 from vllm.overlay.kernels import native
 from vllm.overlay.kernels.linear import backends
 from vllm.overlay.kernels.panels import Panels
-from vllm.overlay.model.packing import PACKED, pack_weights
+from vllm.overlay.model.packing import pack_weights
 from worklogs.random_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.skipif(backends.chosen_name() != "native", reason="no compiled operators here")
@@ -27,10 +28,6 @@ def engine(folder):
     return make_engine(folder)
 
 
-def model_of(engine):
-    return engine.model_executor.driver_worker.model_runner.model
-
-
 def packed(model):
     """name -> Panels"""
     return {f"{name}.{key}": value for name, layer in model.named_modules() for key, value in vars(layer).items()
@@ -39,20 +36,20 @@ def packed(model):
 
 def test_what_fills_panels_is_packed_and_nothing_else(engine):
     model = model_of(engine)
-    layers = {f"model.layers.{layer}.{name}.{PACKED}" for layer in range(3)
+    layers = {f"model.layers.{layer}.{name}.weight" for layer in range(3)
               for name in ("mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj")}
-    layers |= {f"model.layers.{layer}.linear_attn.{name}.{PACKED}" for layer in (0, 1)
+    layers |= {f"model.layers.{layer}.linear_attn.{name}.weight" for layer in (0, 1)
                for name in ("in_proj_qkvz", "out_proj")}
-    layers |= {f"model.layers.2.self_attn.{name}.{PACKED}" for name in ("qkv_proj", "o_proj")}
+    layers |= {f"model.layers.2.self_attn.{name}.weight" for name in ("qkv_proj", "o_proj")}
     layers |= {f"model.layers.{layer}.mlp.{name}" for layer in range(3) for name in ("w13", "w2")}
     found = packed(model)
     # Two rows per head, the router's and the vocabulary's fill narrow panels only.
-    narrow = {f"model.layers.{layer}.{name}.{PACKED}" for layer in range(3)
+    narrow = {f"model.layers.{layer}.{name}.weight" for layer in range(3)
               for name in ("linear_attn.in_proj_ba", "mlp.gate")}
-    assert layers <= set(found) <= layers | narrow | {f"lm_head.{PACKED}"}
+    assert layers <= set(found) <= layers | narrow | {"lm_head.weight"}
     assert all(one.operand == torch.float32 for one in found.values())
     names = dict(model.named_parameters())
-    assert not [name for name in layers if name.replace(PACKED, "weight") in names]
+    assert not set(layers) & set(names)
     assert "model.embed_tokens.weight" in names and "model.layers.0.mlp.shared_expert_gate.weight" in names
 
 
@@ -76,12 +73,16 @@ def test_weights_are_packed_in_their_own_memory(folder):
     model = model_of(engine)
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     pack_weights(model)
-    assert {name.replace(PACKED, "weight"): one.numbers.data_ptr() for name, one in packed(model).items()}.items() \
+    assert {name: one.numbers.data_ptr() for name, one in packed(model).items()}.items() \
         <= before.items()
 
 
 def test_packed_weights_cannot_be_read_as_rows_or_loaded_over(engine, folder):
-    assert not hasattr(model_of(engine).model.layers[0].mlp.shared_expert.down_proj, "weight")
+    layer = model_of(engine).model.layers[0].mlp.shared_expert.down_proj
+    with pytest.raises(TypeError):
+        F.linear(torch.ones(1, layer.input_size), layer.weight)
+    with pytest.raises(AttributeError):
+        layer.weight.data.zero_()
     with pytest.raises(AttributeError):
         model_of(engine).load_weights([])
     with pytest.raises(RuntimeError, match="cannot be saved"):

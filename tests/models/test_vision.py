@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.tiny_models import greedy, make_engine
+from tests.helpers.tiny_models import greedy, make_engine, model_of
 from tests.models.shapes import (
     IMAGE_TOKEN,
     NEW_TOKENS,
@@ -30,10 +30,6 @@ SEEING = [shape for shape in SHAPES if shape.vision is not None]
 FIELDS = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 56, "out_hidden_size": 24,
           "in_channels": 3, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
           "num_position_embeddings": 36}
-
-
-def model_of(engine):
-    return engine.model_executor.driver_worker.model_runner.model
 
 
 def shown(fields):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.engine_thread import serve_in_thread
-from tests.helpers.tiny_models import add, assert_same, greedy, make_engine, prompt, run
+from tests.helpers.tiny_models import add, assert_same, greedy, make_engine, model_of, prompt, run
 from vllm.overlay.engine import nonfinite
 from vllm.overlay.engine.step_failure import NonFiniteLogits
 
@@ -17,10 +17,6 @@ PROMPTS = [prompt(length, seed=length) for length in (100, 40, 70)]
 TOKENS = 8
 LENGTH = 74     # The third prompt and four generated tokens: the fifth token would come from the fault.
 FIELDS = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 200}
-
-
-def model_of(engine):
-    return engine.model_executor.driver_worker.model_runner.model
 
 
 def pool_of(engine):

@@ -292,7 +292,6 @@ class Qwen3_5SparseMoe(nn.Module):
         hidden, count, self.inner = config.hidden_size, config.num_experts, config.moe_intermediate_size
         self.hidden_size, self.num_experts, self.top_k = hidden, count, config.num_experts_per_tok
         self.local_inner = self.inner // get_tensor_model_parallel_world_size()
-        self.operand = torch.get_default_dtype()
         self.gate = ReplicatedLinear(hidden, count, bias=False, prefix=f"{prefix}.gate")
         self.shared_expert_gate = ReplicatedLinear(hidden, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
         shapes = (count, 2 * self.local_inner, hidden), (count, hidden, self.local_inner)
@@ -323,11 +322,11 @@ class Qwen3_5SparseMoe(nn.Module):
 
     def pack_weights(self) -> None:
         """See overlay/model/packing.py."""
-        w13, w2 = self.w13.data, self.w2.data
+        w13, w2, dtype = self.w13.data, self.w2.data, self.gate.params_dtype
         if self.w13_scale is None:
             packed = pack_experts(w13, w2)
         else:
-            packed = (pack_int8(w13, self.local_inner, self.operand), pack_int8(w2, w2.shape[1], self.operand))
+            packed = (pack_int8(w13, self.local_inner, dtype), pack_int8(w2, self.hidden_size, dtype))
         for name, weight in zip(("w13", "w2"), packed, strict=True):
             exchange(self, name, weight)
 

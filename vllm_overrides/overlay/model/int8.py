@@ -16,7 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.overlay.kernels.int8_weights import int8_linear, pack
 from vllm.overlay.model.checkpoint import SCALE
-from vllm.overlay.model.packing import PACKED, exchange, weight_of
+from vllm.overlay.model.packing import exchange
 
 NAME = "int8_weight_only"
 LINEAR_ATTENTION_TOO = "VLLM_OVERLAY_INT8_LINEAR_ATTN"
@@ -81,10 +81,10 @@ class Int8LinearMethod(LinearMethodBase):
     def pack_weights(self, layer: nn.Module) -> None:
         """See packing.py."""
         weight = layer.weight.data
-        exchange(layer, "weight", pack(weight, weight.shape[0], self.operand), PACKED)
+        exchange(layer, "weight", pack(weight, weight.shape[0], self.operand))
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return int8_linear(x, weight_of(layer), getattr(layer, SCALE), bias)
+        return int8_linear(x, layer.weight, getattr(layer, SCALE), bias)
 
 
 def int8_parameters(*shape: int) -> tuple[nn.Parameter, nn.Parameter]:

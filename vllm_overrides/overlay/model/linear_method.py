@@ -6,30 +6,30 @@ from torch import nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.overlay.kernels.linear import backends, linear, pack
-from vllm.overlay.model.packing import PACKED, exchange, weight_of
+from vllm.overlay.model.packing import exchange
 
 
 class LinearOperatorMethod(UnquantizedLinearMethod):
     """Stock's, with our product."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, weight_of(layer), bias)
+        return linear(x, layer.weight, bias)
 
     def pack_weights(self, layer: nn.Module) -> None:
         """See packing.py."""
-        exchange(layer, "weight", pack(layer.weight.data), PACKED)
+        exchange(layer, "weight", pack(layer.weight.data))
 
 
 class EmbeddingOperatorMethod(UnquantizedEmbeddingMethod):
     """The same for a head."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, weight_of(layer), bias)
+        return linear(x, layer.weight, bias)
 
     def pack_weights(self, layer: nn.Module) -> None:
         """See packing.py. An embedding, tied to the head or not, stays in rows."""
         if isinstance(layer, ParallelLMHead):
-            exchange(layer, "weight", pack(layer.weight.data), PACKED)
+            exchange(layer, "weight", pack(layer.weight.data))
 
 
 def use_linear_operator(model: nn.Module) -> None:

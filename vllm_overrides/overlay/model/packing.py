@@ -1,17 +1,13 @@
 """Has the back ends pack a model's weights, in the weights' own memory, once they are loaded.
 
 Who owns weights has a method `pack_weights`: a layer of ours, or a stock layer's method (which gets the layer). In
-place of a parameter the layer then has `Panels`: what would read the parameter's rows fails, instead of reading others.
+place of a parameter the layer then has `Panels` of its name: what would read rows fails, instead of reading others.
 """
 from typing import Any
 
-import torch
 from torch import nn
 
 from vllm.overlay.kernels.panels import Panels, Weight
-
-# Where a stock layer has its weight once that is packed.
-PACKED = "packed_weight"
 
 
 def pack_weights(model: nn.Module) -> None:
@@ -33,15 +29,8 @@ def _refuse(*_: Any) -> None:
                        "the checkpoint that they were loaded from")
 
 
-def exchange(layer: nn.Module, name: str, weight: Weight, new_name: str | None = None) -> None:
-    """Puts a weight in panels where the layer has parameter `name`, under `new_name` if it shall be another. A weight
-    in rows is that parameter, and stays."""
+def exchange(layer: nn.Module, name: str, weight: Weight) -> None:
+    """Puts a weight in panels where the layer has parameter `name`. One in rows is that parameter, and stays."""
     if isinstance(weight, Panels):
         delattr(layer, name)
-        setattr(layer, new_name or name, weight)
-
-
-def weight_of(layer: nn.Module) -> torch.Tensor | Panels:
-    """The weight of a stock layer as its product wants it."""
-    packed: Panels | None = getattr(layer, PACKED, None)
-    return layer.weight if packed is None else packed
+        setattr(layer, name, weight)

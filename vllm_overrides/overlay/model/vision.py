@@ -187,7 +187,7 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor, borders: Sequence[int], rotation: Rotation) -> None:
         """x: float32 [N, hidden], overwritten by the layer's output. borders: where the pictures begin, and N."""
-        dtype = self.proj.params_dtype
+        dtype = self.proj.weight.dtype
         qkv = x.new_empty(x.shape[0], 3, self.local_heads, self.head_dim, dtype=dtype)
         for piece in _pieces(x.shape[0]):
             q, k, v = self.qkv(self.norm1(x[piece], dtype))[0].view(-1, 3, self.local_heads, self.head_dim).unbind(1)
