@@ -2,6 +2,7 @@
 // "Anatomy of High-Performance Matrix Multiplication", 2008.) Weights in rows are turned into panels that stay in the second-level cache, which is worth
 // its while for many rows of x; those that were packed once serve any number of them. Each product is summed in the order of k, whatever else is computed.
 #pragma once
+#include <algorithm>
 #include "products.h"
 
 constexpr int TALL = W == 16 ? 12 : 6;  // rows of x at a time: with two vectors each, as many sums as there are registers for
@@ -29,8 +30,8 @@ template <int half = W / 2> INLINE void turn(vf* x) {
     }
 }
 
-// to[unit][PANEL] = weights[.][unit] of `depth` numbers of up to PANEL rows; zeros where there is none. Returns the units.
-template <class Way> int64_t turned_panel(const typename Way::Weight* weights, int64_t size, int rows, int64_t depth, float* to) {
+// to[unit][PANEL] = weights[.][unit] of `depth` numbers of up to PANEL rows; zeros where there is none.
+template <class Way> void turned_panel(const typename Way::Weight* weights, int64_t size, int rows, int64_t depth, float* to) {
     constexpr int64_t step = W * Way::EACH;
     const int64_t units = (depth + Way::EACH - 1) / Way::EACH;
     for (int part = 0; part < PANEL; part += W)
@@ -52,7 +53,6 @@ template <class Way> int64_t turned_panel(const typename Way::Weight* weights, i
                 for (int row = 0; row < W && unit + row < units; row++) store(to + (unit + row) * PANEL + part, x[row]);
             }
         }
-    return units;
 }
 
 // W units of a panel: P is float where they are as they are multiplied, and else the weights' type.
@@ -106,67 +106,41 @@ template <class Way, class P, int N = TALL> INLINE void some_tile(int count, con
     }
 }
 
-// As each_product, xs in units, of weights in rows.
-template <class Way> void each_product_of_many(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                               int64_t columns, const Take& take) {
-    constexpr int64_t most = DEPTH * Way::EACH;
-    const int64_t blocks = (columns + WIDTH - 1) / WIDTH;
-    const Buffer panels(BREADTH * DEPTH), sums((columns + blocks - 1) / blocks * BREADTH);
-    for (int64_t block = 0; block < blocks; block++) {
-        const int64_t left = columns * block / blocks, wide = columns * (block + 1) / blocks - left, parts = (wide + TALL - 1) / TALL;
-        for (int64_t begin = first; begin < last; begin += BREADTH) {
-            const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
-            for (int64_t start = 0; start < size; start += most) {
-                const int64_t depth = size - start < most ? size - start : most;
-                int64_t units = 0;
-                for (int64_t row = 0; row < rows; row += PANEL)
-                    units = turned_panel<Way>(weights + (begin + row) * size + start, size, int(rows - row < PANEL ? rows - row : PANEL), depth,
-                                              &panels[row * DEPTH]);
-                // Columns in equal parts: 14 are 7 and 7, not 12 and 2, whose sums would wait for each other.
-                for (int64_t part = 0; part < parts; part++) {
-                    const int64_t column = wide * part / parts, some = wide * (part + 1) / parts - column;
-                    for (int64_t row = 0; row < rows; row += PANEL)
-                        some_tile<Way>(int(some), xs + left + column, start / Way::EACH, units,
-                                       &panels[row * DEPTH], &sums[column * BREADTH + row], BREADTH, start == 0,
-                                       {(const char*)xs[left + column], 0});
-                }
-            }
-            for (int64_t column = 0; column < wide; column++) take(left + column, begin, &sums[column * BREADTH], rows);
-        }
-    }
-}
-
-// As each_product, xs in units, of weights in panels.
-template <class Way> void each_product_of_panels(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                                 int64_t columns, const Take& take) {
+// As each_product, xs in units.
+template <class Way> void each_product_by_panels(const typename Way::Weight* weights, bool panels, int64_t first, int64_t last, int64_t size,
+                                                 const float* const* xs, int64_t columns, const Take& take) {
     if (columns == 0) return;
     typedef typename Way::Weight T;
     constexpr bool as_they_are = sizeof(T) * Way::EACH == sizeof(float);
-    const int64_t blocks = (columns + WIDTH - 1) / WIDTH;
-    const Buffer wide_panel(as_they_are ? 0 : PANEL * DEPTH), sums((columns + blocks - 1) / blocks * BREADTH);
+    const int64_t units = (size + Way::EACH - 1) / Way::EACH, blocks = (columns + WIDTH - 1) / WIDTH;
+    const Buffer made(PANEL * DEPTH), sums((columns + blocks - 1) / blocks * BREADTH);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t left = columns * block / blocks, wide = columns * (block + 1) / blocks - left, parts = (wide + TALL - 1) / TALL;
-        const int64_t units = size / Way::EACH, most = parts == 1 ? units : DEPTH;
+        const bool at_once = panels && parts == 1, made_first = !panels || (!as_they_are && !at_once);
+        const int64_t most = at_once ? units : DEPTH;
         for (int64_t begin = first; begin < last; begin += BREADTH) {
             const int64_t rows = last - begin < BREADTH ? last - begin : BREADTH;
             for (int64_t row = 0; row < rows; row += PANEL)
                 for (int64_t start = 0; start < units; start += most) {
                     const int64_t depth = units - start < most ? units - start : most;
-                    const T* panel = weights + (begin + row) * size + start * PANEL * Way::EACH;
-                    // Memory works all the time: the parts share what is asked for, the piece that follows this one.
-                    constexpr int64_t bytes = PANEL * Way::EACH * sizeof(T);
+                    const T* piece = weights + (begin + row) * size + start * Way::EACH * (panels ? PANEL : 1);
+                    // Memory works all the time: the parts share what is asked for, of a panel the piece that follows this one.
+                    const int64_t bytes = panels ? PANEL * Way::EACH * int64_t(sizeof(T)) : 0;
                     auto each_part = [&](const auto* from) {
+                        // Columns in equal parts: 14 are 7 and 7, not 12 and 2, whose sums would wait for each other.
                         for (int64_t part = 0; part < parts; part++) {
                             const int64_t column = wide * part / parts, some = wide * (part + 1) / parts - column;
-                            const Soon soon{(const char*)panel + (parts == 1 ? IN_ADVANCE : depth * bytes + depth * bytes * part / parts), bytes / parts};
+                            const Soon soon{(const char*)piece + (at_once ? IN_ADVANCE : depth * bytes + depth * bytes * part / parts), bytes / parts};
                             some_tile<Way>(int(some), xs + left + column, start, depth, from, &sums[column * BREADTH + row], BREADTH, start == 0, soon);
                         }
                     };
-                    if (as_they_are || parts == 1) each_part(panel);
-                    else {
-                        for (int64_t at = 0; at < depth * PANEL; at += W) store(&wide_panel[at], Way::units(panel + at * Way::EACH));
-                        each_part((const float*)wide_panel.at);
-                    }
+                    if (!panels)
+                        turned_panel<Way>(piece, size, int(std::min<int64_t>(rows - row, PANEL)),
+                                          std::min(size - start * Way::EACH, depth * Way::EACH), made.at);
+                    else if (made_first)
+                        for (int64_t at = 0; at < depth * PANEL; at += W) store(&made[at], Way::units(piece + at * Way::EACH));
+                    if (made_first) each_part((const float*)made.at);
+                    else each_part(piece);
                 }
             for (int64_t column = 0; column < wide; column++) take(left + column, begin, &sums[column * BREADTH], rows);
         }

@@ -118,9 +118,9 @@ template <class Way, int R, int N> void each_product_of_few(const typename Way::
 }
 
 // As each_product, xs in units.
-template <class Way> void product_of_units(const typename Way::Weight* weights, int64_t first, int64_t last, int64_t size, const float* const* xs,
-                                           int64_t columns, const Take& take) {
-    if (columns >= MANY) return each_product_of_many<Way>(weights, first, last, size, xs, columns, take);
+template <class Way> void product_of_units(const typename Way::Weight* weights, bool panels, int64_t first, int64_t last, int64_t size,
+                                           const float* const* xs, int64_t columns, const Take& take) {
+    if (panels || columns >= MANY) return each_product_by_panels<Way>(weights, panels, first, last, size, xs, columns, take);
     // Columns in equal parts: 7 are 4 and 3, not 6 and 1, for which all weights would be converted once more.
     const int64_t parts = (columns + COLUMNS - 1) / COLUMNS, each = parts ? (columns + parts - 1) / parts : 0;
     switch (rows_for(each)) {
@@ -137,8 +137,7 @@ template <class X, class T> using WayOf = std::conditional_t<std::is_same<X, flo
 
 template <class X, class T> void each_product(const T* weights, bool panels, int64_t first, int64_t last, int64_t size, const X* const* xs,
                                               int64_t columns, const Take& take) {
-    const auto product = panels ? each_product_of_panels<WayOf<X, T>> : product_of_units<WayOf<X, T>>;
-    product(weights, first, last, size, (const float* const*)xs, columns, take);
+    product_of_units<WayOf<X, T>>(weights, panels, first, last, size, (const float* const*)xs, columns, take);
 }
 
 template <class X, class T> bool pack(T* weights, int64_t count, int64_t size, int64_t part) {
