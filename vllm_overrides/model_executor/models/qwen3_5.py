@@ -148,17 +148,21 @@ class Qwen3_5GatedDeltaNet(nn.Module):
         qkvz, _ = self.in_proj_qkvz(x)
         ba, _ = self.in_proj_ba(x)
         channels = sum(self.local_sections)
-        z = qkvz[:, channels:].reshape(tokens, self.local_value_heads, self.value_size)
+        # Each is let go when it has been used: in a long step they are most of what it needs beside the weights.
+        z = qkvz[:, channels:].contiguous().view(tokens, self.local_value_heads, self.value_size)
+        mixed = qkvz[:, :channels].contiguous()
+        del qkvz
         b, a = ba.split(self.local_value_heads, dim=-1)
-        qkv = causal_conv1d(qkvz[:, :channels].contiguous(), self.conv_weight, None, conv, rows.live_slots,
-                            rows.query_start_loc, rows.num_prefills, rows.captures)
-        q, k, v = (part.contiguous() for part in qkv.split(self.local_sections, dim=-1))
+        mixed = causal_conv1d(mixed, self.conv_weight, None, conv, rows.live_slots, rows.query_start_loc,
+                              rows.num_prefills, rows.captures)
+        q, k, v = mixed.split(self.local_sections, dim=-1)
         g, beta = gate(a.contiguous(), b.contiguous(), self.A_log, self.dt_bias)
         o = gated_delta_rule(q.view(tokens, self.local_key_heads, self.key_size),
                              k.view(tokens, self.local_key_heads, self.key_size),
                              v.view(tokens, self.local_value_heads, self.value_size), g, beta, recurrent,
                              rows.live_slots, rows.query_start_loc, rows.num_prefills, rows.captures,
                              rows.context_lens)
+        del mixed, q, k, v
         y = gated_rms_norm(o, z, self.norm_weight, self.eps)
         out, _ = self.out_proj(y.reshape(tokens, -1))
         return out
@@ -232,8 +236,7 @@ class Qwen3_5Attention(nn.Module):
         k = self.k_norm(k.reshape(tokens, self.local_kv_heads, self.head_dim))
         q, k = apply_rope(q, k, rotation)
         out = self.attn(q.view(tokens, -1), k.view(tokens, -1), v.contiguous(), kv_cache, attn_metadata)
-        out = out.view(tokens, -1) * torch.sigmoid(output_gate.reshape(tokens, -1))
-        out, _ = self.o_proj(out)
+        out, _ = self.o_proj(out.view(tokens, -1).mul_(output_gate.reshape(tokens, -1).sigmoid_()))
         return out
 
     def wanted(self, name: str) -> Iterable[Wanted]:
