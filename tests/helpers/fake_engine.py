@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +97,15 @@ class FakeEngine:
         finally:
             if not finished:
                 self.aborted.append(request_id)
+
+    async def feed(self, prompt: Any, params: Any, request_id: str, give: Callable[[RequestOutput], None],
+                   **beside: Any) -> None:
+        stream = self.generate(prompt, params, request_id, **beside)
+        try:
+            async for output in stream:
+                give(output)
+        finally:
+            await stream.aclose()
 
     async def _outputs(self, tokens: Sequence[int], params: Any, request_id: str) -> AsyncIterator[RequestOutput]:
         for _ in range(self.prefill):

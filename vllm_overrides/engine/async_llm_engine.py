@@ -1,6 +1,7 @@
 """The asynchronous engine in the server's own process: a failed step reaches the requests that were in it, and nobody
 makes logits processors of outlines."""
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from vllm.engine import async_llm_engine_stock as _stock
@@ -48,6 +49,17 @@ class AsyncLLMEngine(_stock.AsyncLLMEngine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine.on_step_failure = weak_bind(self._report_failure)
+
+    async def feed(self, prompt: Any, params: SamplingParams, request_id: str, give: Callable[[RequestOutput], None],
+                   **beside: Any) -> None:
+        """Stock's `generate`, which calls ``give`` with each output; returns after the last. Whatever ends it, the
+        engine stops working on the request."""
+        stream = self.generate(prompt, params, request_id, **beside)
+        try:
+            async for output in stream:
+                give(output)
+        finally:
+            await stream.aclose()
 
     async def reset_prefix_cache(self) -> None:
         """Returns when every prefix that was computed is forgotten; running requests go on."""

@@ -21,7 +21,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class Stuck:
-    """A tokenizer that makes no tokens until it is let go."""
+    """A tokenizer that makes no tokens of a long text until it is let go."""
 
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(small=SMALL))
@@ -33,10 +33,17 @@ class Stuck:
     def __len__(self):
         return len(self._tokenizer)
 
-    def __call__(self, *args, **kwargs):
-        self.begun.set()
-        assert self.go.wait(60)
-        return self._tokenizer(*args, **kwargs)
+    def __call__(self, text, **kwargs):
+        if len(text) >= len(LONG):
+            self.begun.set()
+            assert self.go.wait(60)
+        return self._tokenizer(text, **kwargs)
+
+
+def application_of(service):
+    app = application(FakeEngine())
+    app.state.service = app.state.openai_serving_chat._service = service
+    return app
 
 
 @pytest.mark.parametrize(("path", "long", "short"), [
@@ -47,9 +54,7 @@ class Stuck:
 ])
 async def test_a_short_prompt_does_not_wait_for_a_long_one(path, long, short):
     stuck = Stuck()
-    app = application(FakeEngine())
-    app.state.service = Service(FakeEngine(), tokenizer(), settings(max_model_len=100_000), stuck)
-    app.state.openai_serving_chat._service = app.state.service
+    app = application_of(Service(FakeEngine(), stuck, settings(max_model_len=100_000)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver", timeout=60) as http:
         waiting = asyncio.ensure_future(http.post(path, json={"model": "llm", **long}))
         try:
@@ -115,3 +120,21 @@ def test_a_hopeless_prompt_over_http():
         assert (error["param"], error["code"]) == (param, "context_length_exceeded"), error
         assert "at least" in error["message"] and "64 tokens" in error["message"], error
     assert http.post(TEXT, json={"model": "llm", "prompt": text, "truncate_prompt_tokens": 5}).status_code == 200
+
+
+async def test_both_lanes_use_the_tokenizer_at_once():
+    """The tokens are those of one after the other, however the two meet."""
+    service = Service(FakeEngine(), tokenizer(), settings(max_model_len=200_000))
+    short, long = "hi there, \u00fcber", LONG + "end"
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(application_of(service)), base_url="http://testserver",
+                             timeout=60)
+
+    async def tokens(text: str) -> list[int]:
+        return (await http.post("/tokenize", json={"model": "llm", "prompt": text})).json()["tokens"]
+
+    async with http:
+        alone = {text: await tokens(text) for text in (short, long)}
+        for _ in range(4):
+            together = await asyncio.gather(*(tokens(text) for text in [long, *[short] * 40, long]))
+            assert [together[0], together[-1]] == [alone[long]] * 2
+            assert together[1:-1] == [alone[short]] * 40

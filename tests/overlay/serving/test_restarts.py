@@ -203,7 +203,7 @@ async def test_whoever_waits_is_told_in_time():
             await client.available()
         assert caught.value.headers["Retry-After"] == "60", "more is not heeded by OpenAI's clients"
         with pytest.raises(EngineLost, match="it was killed"):
-            client.generate()
+            await client.feed()
 
 
 async def test_a_client_that_leaves_while_it_waits():
@@ -313,7 +313,7 @@ async def test_an_engine_that_is_given_up_and_not_yet_ended():
         client.settle()
         world.engines[0].client.errored = True
         with pytest.raises(EngineLost):
-            client.generate()
+            await client.feed()
         with pytest.raises(EngineLost):
             await client.check_health()
         with pytest.raises(RequestError):

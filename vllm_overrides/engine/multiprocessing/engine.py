@@ -14,6 +14,7 @@ import vllm.envs as envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.multiprocessing import RPCAbortRequest, RPCError, RPCStartupResponse
 from vllm.engine.multiprocessing import engine_stock as _stock
+from vllm.overlay.engine.sent_output import written
 from vllm.overlay.engine.step_failure import StepFailed
 from vllm.overlay.prefix_cache.reset import PrefixCacheIsReset, ResetPrefixCache
 from vllm.overlay.rebind import rebind
@@ -84,6 +85,10 @@ class MQLLMEngine(_stock.MQLLMEngine):
             return
         self.engine.reset_prefix_cache()
         self._send_outputs([PrefixCacheIsReset(request.request_id)])
+
+    def _send_outputs(self, outputs: Any) -> None:
+        if outputs:
+            self.output_socket.send_multipart((written(outputs), ), copy=False)
 
     def engine_step(self) -> list[Any]:
         """Stock's."""

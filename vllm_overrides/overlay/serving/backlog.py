@@ -19,10 +19,10 @@ class Backlog:
     def __init__(self, most: int = MOST_UNREAD) -> None:
         self._most = most
         self._pending: dict[int, RequestOutput] = {}
-        self._unread: dict[int, int] = {}
+        self._unread = 0
         self._end: Exception | None = None
         self._ended = False
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
 
     def put(self, position: int, output: RequestOutput) -> None:
         """position: of the prompt. output: a delta, which is this object's from now on.
@@ -30,12 +30,12 @@ class Backlog:
         Raises:
             RequestError: too much has not been read.
         """
-        self._unread[position] = self._unread.get(position, 0) + sum(map(_size, output.outputs))
+        self._unread += sum(map(_size, output.outputs))
         held = self._pending.setdefault(position, output)
         if held is not output:
             _join(held, output)
-        self._news.set()
-        if sum(self._unread.values()) > self._most:
+        self._wake()
+        if self._unread > self._most:
             raise RequestError("The answer was ended because it was not read: more than "
                                f"{self._most} tokens and alternatives were waiting.", code="client_too_slow")
 
@@ -43,20 +43,25 @@ class Backlog:
         """No more comes. error: what the reader is told after what is pending. Only the first call counts."""
         if not self._ended:
             self._ended, self._end = True, error
-            self._news.set()
+            self._wake()
 
     async def get(self) -> tuple[int, RequestOutput] | None:
         """(position, output) that came first; None at the end. Raises the error that it ended with."""
-        while not self._pending and not self._ended:
-            self._news.clear()
-            await self._news.wait()
+        if not self._pending and not self._ended:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
         if self._pending:
             position = next(iter(self._pending))
-            del self._unread[position]
-            return position, self._pending.pop(position)
+            output = self._pending.pop(position)
+            self._unread -= sum(map(_size, output.outputs))
+            return position, output
         if self._end is not None:
             raise self._end
         return None
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 def _size(one: Any) -> int:

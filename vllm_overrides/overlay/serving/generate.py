@@ -25,28 +25,27 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
     """(prompt's position, output), as they come, of all prompts at once; outputs that come while nobody asks for one
     are joined.
 
-    engine: an EngineClient. ends: at a time of the event loop, an exception is raised here. budget_s: seconds after
-    which an output None comes, and is the last. Closing this generator aborts in the engine what is not finished, and
-    so does whatever else ends it. An exception of the engine is raised here; a ValueError before the first output is
-    its way to refuse a request, so a RequestError.
+    engine: an EngineClient with ``feed`` (`PatientClient`). ends: at a time of the event loop, an exception is raised
+    here. budget_s: seconds after which an output None comes, and is the last. Closing this generator aborts in the
+    engine what is not finished, and so does whatever else ends it. An exception of the engine is raised here; a
+    ValueError before the first output is its way to refuse a request, so a RequestError.
     """
-    streams = [engine.generate(_engine_prompt(prompt), one, f"{request_id}-{i}", priority=priority,
-                               trace_headers=trace_headers)
-               for i, (prompt, one) in enumerate(zip(prompts, params, strict=False))]
     backlog = Backlog()
 
-    async def pump(position: int, stream: AsyncIterator[RequestOutput]) -> None:
+    async def pump(position: int, prompt: Prompt, one: SamplingParams) -> None:
         begun = False
+
+        def give(output: RequestOutput) -> None:
+            nonlocal begun
+            begun = True
+            backlog.put(position, output)
+
         try:
-            async for output in stream:
-                begun = True
-                backlog.put(position, output)
+            await engine.feed(_engine_prompt(prompt), one, f"{request_id}-{position}", give, priority=priority,
+                              trace_headers=trace_headers)
         except Exception as error:
             refused = isinstance(error, ValueError) and not begun
             end(RequestError(str(error), param=getattr(error, "param", None)) if refused else error)
-        finally:
-            # Where it was left in the middle, the engine hears of it now.
-            await stream.aclose()  # type: ignore[attr-defined]
 
     def end(error: Exception) -> None:
         # Even if nobody takes it for a while, nothing more is computed.
@@ -60,7 +59,8 @@ async def outputs(engine: Any, prompts: Sequence[Prompt], params: Sequence[Sampl
         timers.append(loop.call_at(ends[0], end, ends[1]))
     if budget_s is not None:
         timers.append(loop.call_later(budget_s, end, _BudgetOver()))
-    tasks = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    tasks = [asyncio.ensure_future(pump(i, prompt, one))
+             for i, (prompt, one) in enumerate(zip(prompts, params, strict=False))]
     whole = asyncio.gather(*tasks, return_exceptions=True)
     whole.add_done_callback(lambda _: backlog.end())
     try:

@@ -43,7 +43,7 @@ class Prompt:
 
 
 class Renderer:
-    """Renders with one tokenizer and chat template. One thread: a fast tokenizer must not be used by two at a time."""
+    """Renders with one tokenizer and chat template, in one thread."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None, placeholders: Placeholders | None = None,
                  context: int | None = None, find_boundaries: bool = False) -> None:

@@ -98,13 +98,13 @@ class Restarts:
     def _is_up(self) -> bool:
         return self._engine is not None and not self._engine.failed.done() and not self._client.errored
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Stock's. Raises EngineLost where there is no engine."""
+    async def feed(self, *args: Any, **kwargs: Any) -> None:
+        """See PatientClient. Raises EngineLost where there is no engine."""
         if self._dismissed is not None:
             raise self._dismissed
         if not self._is_up:
             raise EngineLost(self._why)
-        return self._client.generate(*args, **kwargs)
+        await self._client.feed(*args, **kwargs)
 
     async def check_health(self) -> None:
         """Raises EngineLost unless there is an engine that has produced a token."""
@@ -196,10 +196,9 @@ class Restarts:
 async def _first_token(client: Any) -> None:
     """Raises StartError where an engine that has just been started produces none."""
     try:
-        async for _ in client.generate(TokensPrompt(prompt_token_ids=[0]),
-                                       SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
-                                       f"first-{uuid4().hex}"):
-            pass
+        await client.feed(TokensPrompt(prompt_token_ids=[0]),
+                          SamplingParams(max_tokens=1, temperature=0.0, detokenize=False), f"first-{uuid4().hex}",
+                          lambda _: None)
     except Exception as error:
         raise StartError(f"the first token could not be produced: {one_line(error)}") from error
 

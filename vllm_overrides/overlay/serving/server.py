@@ -182,12 +182,10 @@ async def _serve(args: Namespace, sock: socket.socket, uvicorn_options: dict[str
     start = engine_client.in_process if alone else functools.partial(
         engine_client.in_own_process, policy=RestartPolicy(args.engine_restarts, args.engine_restart_window,
                                                            args.engine_restart_wait))
-    # While the engine starts; a copy of the first one takes longer.
-    second_tokenizer = loop.run_in_executor(None, load_tokenizer, config.model_config)
     with announced(choices):
         async with start(engine_args, config) as engine:
             phases.end("engine")
-            service = Service(engine.client, tokenizer, requests, await second_tokenizer)
+            service = Service(engine.client, tokenizer, requests)
             await _while_alive(engine, warm_up(service))
             engine.settle()
             phases.end("first token")
@@ -314,6 +312,22 @@ class _Server(uvicorn.Server):
 
     ready_lines = ""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = asyncio.Event()
+
+    def end(self) -> None:
+        """Accept nothing more; finish what is under way."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Until told to end. Looks once per second, as often as the date of the answers changes; uvicorn's ten times
+        are most of what an idle server, or one that waits for a long prompt, uses."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._told.wait(), 1)
+
     def install_signal_handlers(self) -> None:
         """uvicorn before 0.29."""
 
@@ -348,7 +362,7 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
             # Who cannot be told is dropped.
             loop.call_later(_FAREWELL_S, setattr, server, "force_exit", True)
             return
-        server.should_exit = True
+        server.end()
         left = args.shutdown_timeout
         if under_way := len(server.server_state.tasks):
             logger.info("told to end: %d under way, which may take %d s more (--shutdown-timeout); told once more, it "
@@ -364,7 +378,7 @@ async def _listen(args: Namespace, sock: socket.socket, engine: engine_client.En
         if engine.failed.done():
             # Those who wait for the engine have been told; give them the time to hear it.
             server.config.timeout_graceful_shutdown = _FAREWELL_S
-            server.should_exit = True
+            server.end()
         await serving
     except OSError as error:
         raise StartError(f"cannot listen on port {args.port}: {error.strerror or error}") from error

@@ -60,9 +60,8 @@ class Settings:
 class Service:
     """One served model. Makes a request's choices; knows nothing of HTTP."""
 
-    def __init__(self, engine: Any, tokenizer: Any, settings: Settings, second_tokenizer: Any = None) -> None:
-        """engine: an EngineClient; tokenizer: a transformers tokenizer; second_tokenizer: another copy of it, so that
-        short prompts need not wait for long ones."""
+    def __init__(self, engine: Any, tokenizer: Any, settings: Settings) -> None:
+        """engine: an EngineClient; tokenizer: a transformers tokenizer."""
         self.engine = engine
         shown = settings.pictures
         if shown is not None and max(shown.marks) >= len(tokenizer):
@@ -71,11 +70,9 @@ class Service:
             shown = None
         self.settings = settings = replace(settings, pictures=shown)
         self.pictures = PictureReader(shown)
-        short, *others = (
-            Renderer(one, settings.chat_template, Placeholders(one, shown.placeholder, shown.marks) if shown else None,
-                     settings.max_model_len, settings.boundaries)
-            for one in (tokenizer, second_tokenizer) if one is not None)
-        self.renderer = Lanes(short, others[0] if others else short)
+        marks = Placeholders(tokenizer, shown.placeholder, shown.marks) if shown else None
+        self.renderer = Lanes(*(Renderer(tokenizer, settings.chat_template, marks, settings.max_model_len,
+                                         settings.boundaries) for _ in range(2)))
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
