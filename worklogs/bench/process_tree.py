@@ -1,5 +1,8 @@
 """What a server's processes use of processors and of memory, from /proc."""
+import contextlib
 import os
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,24 @@ def seconds(root: int) -> float:
     without waiting for them."""
     known = children()
     return sum(known[process][1] for process in tree(root, known))
+
+
+@contextlib.contextmanager
+def stopped(roots: Iterable[int]) -> Iterator[None]:
+    """Inside, these processes and all below them do nothing."""
+    known = children()
+    whole = [process for root in roots for process in tree(root, known)]
+    _signal(whole, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(whole, signal.SIGCONT)
+
+
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def command(process: int) -> str:

