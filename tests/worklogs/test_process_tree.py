@@ -46,6 +46,7 @@ def test_the_engine_is_no_part_of_the_front_end(server):
 def test_memory_of_a_tree(server):
     until(lambda: len(process_tree.tree(server, process_tree.children())) == 2 and process_tree.seconds(server) > 0.9)
     found = process_tree.memory(server)
+    assert found["peak"] == found["peak_rss"] - found["rss"] + found["pss"]
     assert found["processes"] == 2 and 1e6 < found["pss"] <= found["rss"] <= found["peak_rss"] < 1e9, found
 
 

@@ -92,9 +92,10 @@ def front_end_seconds(root: int) -> float:
 
 
 def memory(root: int) -> dict[str, Any]:
-    """Bytes of a tree now and at most: {"pss", "rss", "peak_rss", "processes"}. pss counts a page that several share
-    once; peak_rss is the sum of what each had at most, shared pages as often as they are held, so the tree's true peak
-    lies below it.
+    """Bytes of a tree now and at most: {"pss", "rss", "peak_rss", "peak", "processes"}. pss counts a page that several
+    share once; peak_rss is the sum of what each had at most, shared pages as often as they are held. peak is peak_rss
+    less what is held more than once now (rss - pss: libraries, which are there all the time); the tree's true peak is
+    no more where processes have theirs at different times.
 
     Raises:
         OSError: the root has ended, or its memory may not be read.
@@ -114,6 +115,7 @@ def memory(root: int) -> dict[str, Any]:
         found["rss"] += status["VmRSS"]
         found["peak_rss"] += status["VmHWM"]
         found["processes"] += 1
+    found["peak"] = found["peak_rss"] - (found["rss"] - found["pss"])
     return found
 
 

@@ -170,7 +170,7 @@ class Lines:
         return rows
 
     def _memory_and_start(self) -> list[Row]:
-        peak = self.measured.values("ours", "long", "memory", 0, "peak_rss")
+        peak = self.measured.values("ours", "long", "memory", 0, "peak")
         what = "peak memory of its processes, GB, of weights + KV + states"
         if self.machine.reserved is None:
             row = _row(5, what, wanted=f"<= {MEMORY:g}", notes=["its log names no plan of the memory"] if peak else [])
@@ -178,10 +178,10 @@ class Lines:
             row = self._alone(5, what, {number: value / 1e9 for number, value in peak.items()},
                               (self.machine.weights + self.machine.reserved) / 1e9, "weights + KV + states", False,
                               MEMORY)
-            shared = _median(self.measured.values("ours", "long", "memory", 0, "pss"))
-            if shared is not None:
-                row["notes"].append(f"weights {self.machine.weights / 1e9:.2f} GB; shared pages once, afterwards: "
-                                    f"{shared / 1e9:.2f} GB")
+            held = _median(self.measured.values("ours", "long", "memory", 0, "peak_rss"))
+            if held is not None:
+                row["notes"].append(f"weights {self.machine.weights / 1e9:.2f} GB; {held / 1e9:.2f} GB where libraries "
+                                    "that processes share count for each")
         return [row, self._against(5, "start to the first token, s", "long", "start", 0, "seconds", START, lower=True,
                                    peers=("vllm", ))]
 
@@ -274,7 +274,7 @@ def lines(rows: Sequence[Row]) -> dict[int, str]:
 
 def figures(units: Sequence[Unit]) -> list[Row]:
     """Every measured figure of every server: median of rounds, their range, how many samples counted of how many."""
-    fields = {"decode": "tps", "front stream": "cpu_s", "front prompt": "cpu_s", "memory": "peak_rss"}
+    fields = {"decode": "tps", "front stream": "cpu_s", "front prompt": "cpu_s", "memory": "peak"}
     measured, rows = Measured(units), []
     for sitting, what, size, kind in measured.all():
         values = measured.values(kind, sitting, what, size, fields.get(what, "seconds"))

@@ -105,10 +105,16 @@ def test_processes_end_with_their_compiler(vocabulary):
     assert not any(made._trials.get() for _ in range(compiler_module._THREADS)), "nobody has needed one yet"
     for _ in range(compiler_module._THREADS):
         made._trials.put(None)
-    asyncio.run(made.start_trials())
-    trials = [made._trials.get() for _ in range(compiler_module._THREADS)]
-    processes = [trial._process for trial in trials]
-    for trial in trials:
+    asyncio.run(made.start_trial())
+    for number in range(3):
+        made.compiled(alone(choice_part([str(number)]))).result(60)
+    first, second = made._trials.get(), made._trials.get()
+    assert first is not None and second is None, "grammars that do not meet need one process"
+    made._trials.put(None)
+    made.compiled(alone(choice_part(["while the first is away"]))).result(60)
+    second = made._trials.get()
+    processes = [trial._process for trial in (first, second)]
+    for trial in (first, second):
         made._trials.put(trial)
     made.close()
     assert all(process.wait(10) is not None for process in processes)

@@ -1,5 +1,7 @@
 """Memory and cores of a CPU: what is free, and how much of it becomes KV cache."""
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -122,9 +124,38 @@ def test_threads_are_shared_among_ranks(monkeypatch):
 
 
 @pytest.mark.parametrize("given, expected", [
-    ("", "glibc.malloc.hugetlb=1"),
+    ("", "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"),
     ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
     ("glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2", "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2"),
 ])
-def test_huge_pages_are_asked_for_unless_somebody_has_decided(given, expected):
-    assert platform_cpu.with_huge_pages(given) == expected
+def test_malloc_is_told_what_nobody_has_decided(given, expected):
+    assert platform_cpu.malloc_tunables(given) == expected
+
+
+@pytest.mark.parametrize("tunables", ["", "glibc.malloc.arena_max=8"])
+def test_threads_share_one_heap(tunables):
+    """Unless somebody has decided otherwise: malloc_info has an element for each heap."""
+    program = """
+import ctypes, os, sys, tempfile, threading
+from vllm.overlay.runtime.platform_cpu import one_arena
+one_arena()
+def work():
+    ctypes.CDLL(None).malloc(3000)
+    gate.wait()
+gate = threading.Barrier(5)
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads]
+gate.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = libc.fopen(file.name.encode(), b"w")
+    libc.malloc_info(0, ctypes.c_void_p(stream))
+    libc.fflush(ctypes.c_void_p(stream))
+    print("heaps:", file.read().count(b"<heap nr="))
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True,
+                          env={**os.environ, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": "1"})
+    heaps = int(done.stdout.rpartition("heaps:")[2])
+    print(heaps)
+    assert heaps == 1 if not tunables else heaps > 1

@@ -95,7 +95,7 @@ def test_a_wall_is_how_many_times_as_long_the_peer_takes():
 
 
 def test_memory_and_start():
-    memory = {"what": "memory", "size": 0, "peak_rss": 5.2e9, "pss": 4e9}
+    memory = {"what": "memory", "size": 0, "peak_rss": 5.4e9, "peak": 5.2e9}
     start = {"what": "start", "size": 0}
     units = [unit("ours", "long", memory, {**start, "seconds": 20.0}), unit("vllm", "long", {**start, "seconds": 60.0})]
     row = row_of(units, "peak memory")

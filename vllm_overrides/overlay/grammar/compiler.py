@@ -63,8 +63,9 @@ class Compiler:
         """vocabulary: makes the tokenizer, in a thread. on_trial: grammars are tried in another process first, since
         they come from clients and nobody has compiled them yet."""
         self._threads = _threads_with_stack()
-        # One for each thread; None before it is started.
-        self._trials: queue.SimpleQueue[Trial | None] | None = queue.SimpleQueue() if on_trial else None
+        # One for each thread; None before it is started. The last one used is the next, so that a second process
+        # (50 MB) is there only where two grammars have met.
+        self._trials: queue.LifoQueue[Trial | None] | None = queue.LifoQueue() if on_trial else None
         if self._trials is not None:
             for _ in range(_THREADS):
                 self._trials.put(None)
@@ -97,13 +98,9 @@ class Compiler:
         """The result of ``work``, done in one of the threads."""
         return await asyncio.wrap_future(self._threads.submit(work))
 
-    async def start_trials(self) -> None:
-        """Starts the processes that try grammars now, so that the first grammar need not wait for it."""
-        def start() -> None:
-            for _ in range(_THREADS):
-                self._on_trial(lambda trial: None)
-
-        await self.run(start)
+    async def start_trial(self) -> None:
+        """Starts a process that tries grammars now, so that the first grammar need not wait for it."""
+        await self.run(lambda: self._on_trial(lambda trial: None))
 
     def forget(self, grammar: str) -> None:
         """Keep a grammar no longer: a matcher of it has failed, and what it has learnt may be at fault."""

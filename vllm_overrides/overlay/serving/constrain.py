@@ -68,7 +68,7 @@ class Constrainer:
 
     async def get_ready(self) -> None:
         """Returns when the first grammar need not wait for anything but its own compilation."""
-        await self._compiler.start_trials()
+        await self._compiler.start_trial()
 
     async def of_completion(self, structure: Structure | None) -> Constraint | None:
         """The constraint of a completion's output, or None. Raises RequestError for a structure that is none."""

@@ -102,14 +102,14 @@ async def in_own_process(engine_args: Any, engine_config: Any, policy: RestartPo
 @asynccontextmanager
 async def _engine_process(engine_args: Any, engine_config: Any) -> AsyncIterator[Engine]:
     """One process and its client; ``failed`` is set when it is lost. When this is left nothing of it is left."""
-    from vllm.overlay.runtime.platform_cpu import with_huge_pages
+    from vllm.overlay.runtime.platform_cpu import malloc_tunables
     from vllm.overlay.serving.patient_client import PatientClient
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils import get_open_zmq_ipc_path, is_cpu
 
     ipc_path = get_open_zmq_ipc_path()
     if is_cpu():
-        os.environ["GLIBC_TUNABLES"] = with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))
+        os.environ["GLIBC_TUNABLES"] = malloc_tunables(os.environ.get("GLIBC_TUNABLES", ""))
     context = get_context("spawn")
     reports, report = context.Pipe(duplex=False)
     # Configuration classes that come with a checkpoint can only be unpickled where they have been made.

@@ -47,8 +47,11 @@ def main() -> None:
     import uvloop
 
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.utils import FlexibleArgumentParser
+    from vllm.overlay.runtime.platform_cpu import one_arena
+    from vllm.utils import FlexibleArgumentParser, is_cpu
 
+    if is_cpu():
+        one_arena()
     parser = make_arg_parser(FlexibleArgumentParser(description="vLLM OpenAI-compatible RESTful API server."))
     # argparse's own puts a hundred lines of usage before the one that says what is wrong.
     parser.error = give_up
