@@ -22,7 +22,8 @@ each measurement is made of one after the other; otherwise, and with --apart, on
 
 Parts (--only): prefill, warm, decode, front-end, second, int8, dataset, start. speed.py says how each is measured,
 verdicts.py what follows from it. Before each start it waits until others use at most --others cores, and samples during
-which they used more do not count where there are better ones. Each round begins with how fast the machine reads memory.
+which they used more do not count where there are better ones. How fast the machine reads memory is measured before each
+round, and before and after each sitting.
 
 The record is kept in remote_results/ (--out), with every sample. What is done stands in WORK/bench-peers.partial beside
 the servers' logs; --resume measures what is missing or failed.
@@ -175,6 +176,7 @@ class Bench:
                 with _noted(found[kind]), process_tree.stopped(speed.pid for speed in up.values()):
                     up[kind] = self._start(stack, sitting, kind, self.options.work / f"server-{name.format(kind)}.log",
                                            found[kind], alone=len(kinds) == 1, say=say)
+            rates = self._read_rates(up) if any(parts.values()) else []
             jobs = {kind: jobs_of(speed, parts[kind], self.options) for kind, speed in up.items()}
             for turn in itertools.count():
                 for kind in [kind for kind in up if turn < len(jobs[kind])]:
@@ -185,11 +187,18 @@ class Bench:
                             del up[kind]
                 if not any(turn < len(jobs[kind]) for kind in up):
                     break
+            rates += self._read_rates(up) if any(parts.values()) else []
         for kind in kinds:
+            found[kind]["read_bytes_per_s"] = rates
             log = self.options.work / f"server-{name.format(kind)}.log"
             if kind == "ours" and log.exists():
                 found[kind]["reserved"] = reserved.reserved(log.read_text(encoding="utf-8", errors="replace"))
         return list(found.values())
+
+    def _read_rates(self, up: dict[str, Speed]) -> list[int]:
+        """How fast memory is read just now, all servers stopped."""
+        with process_tree.stopped(speed.pid for speed in up.values()):
+            return [rate for sample in read_rate(self.options)["samples"] for rate in sample["bytes_per_s"]]
 
     def _start(self, stack: contextlib.ExitStack, sitting: Sitting, kind: str, log: Path, found: Unit, alone: bool,
                say: Say) -> Speed:

@@ -32,7 +32,7 @@ GROWTH = (2048, 32768)
 class Machine:
     """first, second: what the slices' tokens cost at least. weights: bytes of the first slice's. reserved: bytes of KV
     and states that ours has put aside, None where its log did not say. rate: bytes per second that were read at most,
-    None where that was not measured. left_out: servers without results -> why."""
+    None where that was not measured; that of a sitting itself goes before. left_out: servers without results -> why."""
 
     first: Floors
     second: Floors
@@ -48,6 +48,8 @@ class Measured:
     def __init__(self, units: Sequence[Unit]) -> None:
         self._samples = [{"round": unit["round"], "sitting": unit["sitting"], "kind": unit["kind"], **sample}
                          for unit in units for sample in unit.get("samples", ())]
+        self._rates = [(unit["sitting"], unit["kind"], rate) for unit in units
+                       for rate in unit.get("read_bytes_per_s", ())]
         self._failed = [unit for unit in units if "failed" in unit]
 
     def of(self, kind: str, sitting: str, what: str, size: int) -> list[dict[str, Any]]:
@@ -67,6 +69,11 @@ class Measured:
         """Whether all that there is was disturbed."""
         found = self.of(kind, sitting, what, size)
         return bool(found) and not found[0]["counted"]
+
+    def rate(self, kind: str, sitting: str) -> float | None:
+        """Bytes per second at which memory was read around a server's sittings, the median."""
+        found = [rate for *place, rate in self._rates if place == [sitting, kind]]
+        return statistics.median(found) if found else None
 
     def why(self, kind: str, sitting: str, what: str, size: int) -> str:
         """What kept a figure from being measured; empty where nobody tried."""
@@ -120,12 +127,13 @@ class Lines:
     def _with_floor(self, row: Row, sitting: str, size: int, floors: Floors) -> Row:
         """Says how far ours is from reading each byte of a step once."""
         found = self.measured.of("ours", sitting, "decode", size)
-        if row["ours"] is None or self.machine.rate is None:
+        rate = self.measured.rate("ours", sitting) or self.machine.rate
+        if row["ours"] is None or rate is None:
             return row
         context = STREAM_PROMPT + found[0]["tokens"] // 2
-        least = floors.step_bytes(size, context) / self.machine.rate
+        least = floors.step_bytes(size, context) / rate
         share = least / (size / row["ours"])
-        row["notes"].append(f"{share:.0%} of what reading the step's bytes once allows")
+        row["notes"].append(f"{share:.0%} of what reading the step's bytes once at {rate / 1e9:.1f} GB/s allows")
         return row
 
     def _warm(self) -> list[Row]:
@@ -143,11 +151,12 @@ class Lines:
         cold = self.measured.values("ours", "long", "cold", size, "seconds")
         found = self.measured.of("ours", "long", "warm", size)
         known = [sample["prompt"] - sample["cached"] for sample in found if sample["cached"] is not None]
-        if not warm or not cold or not known or self.machine.rate is None:
+        rate = self.measured.rate("ours", "long") or self.machine.rate
+        if not warm or not cold or not known or rate is None:
             why = self.measured.why("ours", "long", "warm", size)
             return _row(3, what, wanted="<= 1", extra=size not in ISSUE.warm, notes=[why] if why else [])
         computed = statistics.median(known)
-        least = self.machine.first.step_bytes(round(computed), size + NEW, sequences=1) / self.machine.rate
+        least = self.machine.first.step_bytes(round(computed), size + NEW, sequences=1) / rate
         limit = max(WARM_OF_COLD * statistics.median(cold.values()), WARM_OF_FLOOR * least)
         row = self._alone(3, what, warm, limit, f"{WARM_OF_COLD:.0%} of cold, or {WARM_OF_FLOOR:g} times the byte "
                           "floor", self._disturbed("long", "warm", (size, )))
