@@ -30,25 +30,24 @@ template <int half = W / 2> INLINE void turn(vf* x) {
     }
 }
 
-// to[unit][PANEL] = weights[.][unit] of `depth` numbers of up to PANEL rows; zeros where there is none.
-template <class Way> void turned_panel(const typename Way::Weight* weights, int64_t size, int rows, int64_t depth, float* to) {
+// to[unit][PANEL] = row_at(.)[unit] of `depth` numbers of up to PANEL rows; zeros where there is none.
+template <class Way, class RowAt> void turned_panel(RowAt row_at, int rows, int64_t depth, float* to) {
     constexpr int64_t step = W * Way::EACH;
     const int64_t units = (depth + Way::EACH - 1) / Way::EACH;
     for (int part = 0; part < PANEL; part += W)
         for (int64_t k = 0; k < depth; k += step) {
             vf x[W];
             const int64_t unit = k / Way::EACH;
-            const typename Way::Weight* from = weights + part * size + k;
             if (depth - k >= step && part + W <= rows) {
 #pragma GCC unroll 16
-                for (int row = 0; row < W; row++) x[row] = Way::units(from + row * size);
+                for (int row = 0; row < W; row++) x[row] = Way::units(row_at(part + row) + k);
                 turn(x);
 #pragma GCC unroll 16
                 for (int row = 0; row < W; row++) store(to + (unit + row) * PANEL + part, x[row]);
             } else {
                 for (int row = 0; row < W; row++)
-                    x[row] = part + row >= rows ? vf{} : depth - k >= step ? Way::units(from + row * size)
-                                                                           : Way::last_units(from + row * size, int(depth - k));
+                    x[row] = part + row >= rows ? vf{} : depth - k >= step ? Way::units(row_at(part + row) + k)
+                                                                           : Way::last_units(row_at(part + row) + k, int(depth - k));
                 turn(x);
                 for (int row = 0; row < W && unit + row < units; row++) store(to + (unit + row) * PANEL + part, x[row]);
             }
@@ -135,7 +134,7 @@ template <class Way> void each_product_by_panels(const typename Way::Weight* wei
                         }
                     };
                     if (!panels)
-                        turned_panel<Way>(piece, size, int(std::min<int64_t>(rows - row, PANEL)),
+                        turned_panel<Way>([=](int number) { return piece + number * size; }, int(std::min<int64_t>(rows - row, PANEL)),
                                           std::min(size - start * Way::EACH, depth * Way::EACH), made.at);
                     else if (made_first)
                         for (int64_t at = 0; at < depth * PANEL; at += W) store(&made[at], Way::units(piece + at * Way::EACH));

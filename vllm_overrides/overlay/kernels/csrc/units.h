@@ -52,7 +52,7 @@ template <class T> struct Pairs {
 #endif
     }
 
-private:
+    // 2 * W numbers, rounded.
     INLINE vf from_two(vf first, vf second) {
         vf pairs;
 #if defined(__AVX512BF16__)

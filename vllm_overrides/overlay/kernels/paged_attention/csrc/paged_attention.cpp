@@ -1,7 +1,7 @@
 // Writing to a paged cache of keys and values, and attention over it.
 #include <type_traits>
 #include "decode.h"
-#include "prefill.h"
+#include "pairs.h"
 
 namespace {
 
@@ -74,6 +74,14 @@ API void paged_attention(int dtype, int cache_dtype, const void* q, void* out, c
     by_type(cache_dtype, [&](auto* type) {
         typedef decltype(type) P;
         decode(pages, (P)key_cache, (P)value_cache, single, tokens, seen, heads / kv_heads, read, write);
-        prefill(pages, (P)key_cache, (P)value_cache, pieces, heads / kv_heads, read, write);
+        if constexpr (PAIRED && std::is_same_v<P, bf16*>)
+            if (dtype == 1) {
+                auto read_halves = [=](int64_t token, int64_t head, bf16* to) {
+                    std::memcpy(to, (const bf16*)q + (token * heads + head) * size, size * sizeof(bf16));
+                    to[size] = {};  // the other half of a unit
+                };
+                return prefill<PairLines>(pages, (P)key_cache, (P)value_cache, pieces, heads / kv_heads, scale, read_halves, write);
+            }
+        prefill<FloatLines<std::remove_pointer_t<P>>>(pages, (P)key_cache, (P)value_cache, pieces, heads / kv_heads, scale, read, write);
     });
 }

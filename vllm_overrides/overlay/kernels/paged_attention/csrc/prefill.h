@@ -2,12 +2,12 @@
 // as two register-blocked products. A line's numbers depend on its own query and on the tiles alone, not on the block it is in.
 #pragma once
 #include <atomic>
+#include "../../csrc/blocked.h"
 #include "decode.h"
 
 namespace {
 
-constexpr int64_t KEYS = 64, LINES = 128;
-constexpr int64_t PANEL = 2 * W;
+constexpr int64_t KEYS = 64;
 // Lines whose sums stay in registers together.
 constexpr int GROUP = W == 16 ? 12 : 6;
 
@@ -87,14 +87,55 @@ INLINE float weigh(float* row, int64_t seen, int64_t count, float& peak, float& 
     return scale;
 }
 
-// read and write as for `decode`.
-template <class T, class Read, class Write>
-void prefill(const Pages& pages, const T* keys, const T* values, const std::vector<Piece>& pieces, int64_t group, Read read,
+// Lines in float32: whatever the type of the queries.
+template <class T> class FloatLines {
+    const int64_t size, pitch, wide, room;
+    Buffer queries, mixed, scores, packed_keys, packed_values, state;
+    float *const peak, *const sum, *const scale;
+
+public:
+    typedef float Query;
+    static constexpr int64_t MOST = 128, TILE = KEYS;
+
+    FloatLines(int64_t lines, int64_t size, float)
+        : size(size), pitch(rounded_up(size, W)), wide(rounded_up(size, PANEL)), room(rounded_up(lines, GROUP)), queries(room * pitch),
+          mixed(room * wide), scores(room * KEYS), packed_keys(KEYS * size), packed_values(KEYS * wide), state(3 * room), peak(state.at),
+          sum(peak + room), scale(sum + room) {}
+    float* query(int64_t line) { return queries.at + line * pitch; }
+    const float* mixture(int64_t line) { return mixed.at + line * wide; }
+    float total(int64_t line) { return sum[line]; }
+
+    void begin(int64_t lines) {
+        int64_t padded = rounded_up(lines, GROUP);
+        std::fill(queries.at, queries.at + padded * pitch, 0.0f);
+        std::fill(mixed.at, mixed.at + padded * wide, 0.0f);
+        std::fill(peak, peak + padded, -INFINITY);
+        std::fill(sum, sum + padded, 0.0f);
+    }
+    // The next `width` positions, whose keys and values begin at the elements `at`, as do those that follow; a line sees the first seen(line) of them.
+    template <class Seen> void meet(const T* keys, const T* values, const int64_t* at, int64_t width, int64_t, int64_t lines, Seen seen) {
+        int64_t padded = rounded_up(lines, GROUP);
+        pack_keys(keys, at, width, size, packed_keys.at);
+        pack_values(values, at, width, size, packed_values.at);
+        for (int64_t j = 0; j < width; j += PANEL)
+            for (int64_t line = 0; line < padded; line += GROUP)
+                product(queries.at + line * pitch, pitch, packed_keys.at + j * size, size, scores.at + line * KEYS + j, KEYS, nullptr);
+        for (int64_t line = 0; line < padded; line++)
+            scale[line] = weigh(scores.at + line * KEYS, line < lines ? seen(line) : width, width, peak[line], sum[line]);
+        for (int64_t d = 0; d < wide; d += PANEL)
+            for (int64_t line = 0; line < padded; line += GROUP)
+                product(scores.at + line * KEYS, KEYS, packed_values.at + d * KEYS, width, mixed.at + line * wide + d, wide, scale + line);
+    }
+};
+
+// Lines: FloatLines or PairLines, of up to MOST lines unless one token has more. read and write as for `decode`, but for what is read: a Query.
+template <class Lines, class T, class Read, class Write>
+void prefill(const Pages& pages, const T* keys, const T* values, const std::vector<Piece>& pieces, int64_t group, float scale, Read read,
              Write write) {
     if (pieces.empty()) return;
     int64_t size = pages.size, kv_heads = pages.kv_heads, threads = most_threads(), all_queries = 0;
     for (const Piece& piece : pieces) all_queries += piece.queries;
-    int64_t block = std::max<int64_t>(1, LINES / group);
+    int64_t block = std::max<int64_t>(1, Lines::MOST / group);
     while (block > 1 && block * group > 32 && all_queries * kv_heads / block < 3 * threads) block /= 2;
     struct Item { int64_t piece, begin, head; };
     std::vector<Item> items;
@@ -102,43 +143,27 @@ void prefill(const Pages& pages, const T* keys, const T* values, const std::vect
         // The last queries see most: they come first.
         for (int64_t begin = (pieces[piece].queries - 1) / block * block; begin >= 0; begin -= block)
             for (int64_t head = 0; head < kv_heads; head++) items.push_back({piece, begin, head});
-    int64_t pitch = rounded_up(size, W), wide = rounded_up(size, PANEL), room = rounded_up(block * group, GROUP);
     std::atomic<int64_t> next{0};
     parallel(std::min<int64_t>(threads, items.size()), 1 << 20, [&](int64_t, int64_t) {
-        Buffer queries(room * pitch), mixed(room * wide), scores(room * KEYS), packed_keys(KEYS * size), packed_values(KEYS * wide);
-        Buffer state(3 * room);
-        float *peak = state.at, *total = peak + room, *scale = total + room;
-        int64_t at[KEYS];
+        Lines lines(block * group, size, scale);
+        int64_t at[2 * Lines::TILE];
         for (int64_t index; (index = next++) < int64_t(items.size());) {
             Item item = items[index];
             const Piece& piece = pieces[item.piece];
-            int64_t count = std::min(block, piece.queries - item.begin), lines = count * group, padded = rounded_up(lines, GROUP);
+            int64_t count = std::min(block, piece.queries - item.begin);
             int64_t token = piece.first + item.begin, position = piece.length - piece.queries + item.begin;
-            std::fill(queries.at, queries.at + padded * pitch, 0.0f);
-            std::fill(mixed.at, mixed.at + padded * wide, 0.0f);
-            std::fill(peak, peak + padded, -INFINITY);
-            std::fill(total, total + padded, 0.0f);
-            for (int64_t line = 0; line < lines; line++)
-                read(token + line / group, item.head * group + line % group, queries.at + line * pitch);
-            for (int64_t from = 0; from < position + count; from += KEYS) {
-                int64_t upto = std::min(from + KEYS, position + count), width = upto - from;
-                pages.offsets(piece.row, from, upto, at);
-                pack_keys(keys + item.head * size, at, width, size, packed_keys.at);
-                pack_values(values + item.head * size, at, width, size, packed_values.at);
-                for (int64_t j = 0; j < width; j += PANEL)
-                    for (int64_t line = 0; line < padded; line += GROUP)
-                        product(queries.at + line * pitch, pitch, packed_keys.at + j * size, size, scores.at + line * KEYS + j, KEYS, nullptr);
-                for (int64_t line = 0; line < padded; line++) {
-                    int64_t seen = line < lines ? position + line / group + 1 - from : width;
-                    scale[line] = weigh(scores.at + line * KEYS, std::max<int64_t>(0, std::min(seen, width)), width, peak[line], total[line]);
-                }
-                for (int64_t d = 0; d < wide; d += PANEL)
-                    for (int64_t line = 0; line < padded; line += GROUP)
-                        product(scores.at + line * KEYS, KEYS, packed_values.at + d * KEYS, width, mixed.at + line * wide + d, wide,
-                                scale + line);
+            lines.begin(count * group);
+            for (int64_t line = 0; line < count * group; line++)
+                read(token + line / group, item.head * group + line % group, lines.query(line));
+            for (int64_t from = 0; from < position + count; from += Lines::TILE) {
+                const int64_t end = position + count, width = std::min(Lines::TILE, end - from), follow = std::min(Lines::TILE, end - from - width);
+                pages.offsets(piece.row, from, from + width + follow, at);
+                lines.meet(keys + item.head * size, values + item.head * size, at, width, follow, count * group, [=](int64_t line) {
+                    return std::max<int64_t>(0, std::min(position + line / group + 1 - from, width));
+                });
             }
-            for (int64_t line = 0; line < lines; line++)
-                write(token + line / group, item.head * group + line % group, mixed.at + line * wide, total[line]);
+            for (int64_t line = 0; line < count * group; line++)
+                write(token + line / group, item.head * group + line % group, lines.mixture(line), lines.total(line));
         }
     });
 }
