@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers.tiny_models import assert_same, environment
 from tests.models.shapes import VOCABULARY
 from tests.worker.two_ranks import BLOCKS, CUTS, DTYPES, FORCED, HYBRIDS, SCENARIOS, SEQS, play, write_models
+from vllm.distributed import parallel_state
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOAT32 = [(name, key) for name in SCENARIOS if DTYPES[name] == "float32" for key in SCENARIOS[name]]
@@ -188,3 +190,11 @@ def test_bfloat16(folder, played):
     assert error < 1.1 * allowed
     for each in played:
         assert each["dense-bfloat16"]["forced"].free == (SEQS, BLOCKS)
+
+
+def test_a_rank_that_is_alone_converts_nothing():
+    """In each step its logits went to float32 and back."""
+    alone = object.__new__(parallel_state.GroupCoordinator)
+    alone.world_size = 1
+    logits = torch.ones(2, 3, dtype=torch.bfloat16)
+    assert alone.gather(logits) is logits

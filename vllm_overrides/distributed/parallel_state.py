@@ -25,7 +25,8 @@ class GroupCoordinator(_stock.GroupCoordinator):
         return input_ if known is input_ else input_.copy_(known)
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        if not input_.is_cpu:
+        # Alone, stock gives back what it is given: no other type is needed.
+        if not input_.is_cpu or self.world_size == 1:
             return super().gather(input_, dst, dim)
         # torch 2.1's gloo writes the parts from a thread of its own, which may not write to inference tensors.
         with torch.inference_mode(False):
