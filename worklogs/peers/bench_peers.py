@@ -350,6 +350,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                                  ("streams", sizes.streams, "answers at once")):
         add(f"--{name}", type=numbers, default=default, help=f"{words} (default: {','.join(map(str, default))})")
     for name, least, default, words in (("tokens", 8, sizes.tokens, "of an answer"),
+                                        ("repeats", 1, sizes.repeats, "of each number of answers at once, per round"),
                                         ("front-streams", 1, sizes.front_streams, "chats at once for the front end"),
                                         ("front-tokens", 8, sizes.front_tokens, "of each of them"),
                                         ("front-prompt", 1, sizes.front_prompt, "tokens of its long prompt"),
@@ -384,8 +385,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             parser.error(f"--{name}: each once")
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
-    options.sizes = Sizes(options.lengths, options.warm_lengths, options.streams, options.tokens, options.front_streams,
-                          options.front_tokens, options.front_prompt)
+    options.sizes = Sizes(options.lengths, options.warm_lengths, options.streams, options.tokens, options.repeats,
+                          options.front_streams, options.front_tokens, options.front_prompt)
     longest = max(*options.sizes.prefill, *options.sizes.warm, options.sizes.front_prompt)
     if longest > sittings.LONGEST - 256:
         parser.error(f"a prompt of {longest} tokens: the servers are started for {sittings.LONGEST}, answer included")

@@ -44,13 +44,15 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is measured. prefill, warm: lengths; streams: answers at once; tokens: of each; front_streams,
-    front_tokens, front_prompt: the same of the front end."""
+    """What is measured. prefill, warm: lengths; streams: answers at once; tokens: of each; repeats: how often, since
+    what memory gives changes from one to the next; front_streams, front_tokens, front_prompt: the same of the front
+    end."""
 
     prefill: tuple[int, ...] = (512, 2048, 8192, 32768)
     warm: tuple[int, ...] = (500, 1000, 2048, 6000, 8192, 12000)
     streams: tuple[int, ...] = (1, 4, 16)
     tokens: int = 64
+    repeats: int = 9
     front_streams: int = 16
     front_tokens: int = 128
     front_prompt: int = 30_000
@@ -97,7 +99,8 @@ class Speed:
                 found += [partial(self._warm, length) for length in sizes.warm for _ in range(_repeats(length))]
             elif part in ("decode", "second", "int8"):
                 streams = (1, ) if part == "int8" else [number for number in sizes.streams if number <= most_streams]
-                found += [partial(self._at_once, number, sizes.tokens) for number in streams for _ in range(REPEATS)]
+                found += [partial(self._at_once, number, sizes.tokens) for number in streams
+                          for _ in range(sizes.repeats)]
             elif part == "front-end":
                 found += [partial(self._sample, "front stream", sizes.front_streams, partial(
                     self._front, sizes.front_streams, CHAT_WORDS, sizes.front_tokens))] * REPEATS

@@ -19,8 +19,8 @@ import make_slice  # noqa: E402
 from peers import bench_peers, sittings, verdicts  # noqa: E402
 
 STUB = Path(__file__).with_name("peer_stub.py")
-SMALL = ["--lengths", "20,40", "--warm-lengths", "30", "--streams", "1,2", "--tokens", "8", "--front-streams", "2",
-         "--front-tokens", "8", "--front-prompt", "50", "--rounds", "1"]
+SMALL = ["--lengths", "20,40", "--warm-lengths", "30", "--streams", "1,2", "--tokens", "8", "--repeats", "2",
+         "--front-streams", "2", "--front-tokens", "8", "--front-prompt", "50", "--rounds", "1"]
 # Milliseconds of a prompt's token, and of a step.
 SPEEDS = {"ours": (1, 10), "vllm": (3, 30), "llama": (9, 20), "transformers": (5, 40)}
 
@@ -119,7 +119,7 @@ def test_servers_that_are_up_together_are_measured_in_turns(folder, capsys):
     for kind, unit in units.items():
         whats = [(sample["what"], sample["size"]) for sample in unit["samples"]]
         start = [("start", 0)] if kind == "transformers" else []
-        streams = [("decode", size) for size in ((1, ) if kind == "transformers" else (1, 2)) for _ in range(3)]
+        streams = [("decode", size) for size in ((1, ) if kind == "transformers" else (1, 2)) for _ in range(2)]
         front = [("front stream", 2)] * 3 + [("front prompt", 50)] if kind in ("ours", "vllm") else []
         assert whats == [*start, *streams, *front, ("memory", 0)], kind
         # Two answers of llama.cpp's stub are over before the other's prompt is.
@@ -129,12 +129,12 @@ def test_servers_that_are_up_together_are_measured_in_turns(folder, capsys):
 
 
 def test_one_of_them_goes_away_and_the_others_go_on(folder, capsys):
-    words = [*words_of(folder, "ours", "vllm", "llama"), "--args=vllm=--leaves-after 9", "--only", "decode"]
+    words = [*words_of(folder, "ours", "vllm", "llama"), "--args=vllm=--leaves-after 7", "--only", "decode"]
     assert bench_peers.main(words) == 3
     print(capsys.readouterr())
     units = {unit["kind"]: unit for unit in record_of(folder)["units"] if unit["sitting"] == "streams"}
-    assert "went away" in units["vllm"]["failed"] and len(units["vllm"]["samples"]) < 7
-    assert [len(units[kind]["samples"]) for kind in ("ours", "llama")] == [7, 7]
+    assert "went away" in units["vllm"]["failed"] and len(units["vllm"]["samples"]) < 5
+    assert [len(units[kind]["samples"]) for kind in ("ours", "llama")] == [5, 5]
     assert not any("failed" in units[kind] for kind in ("ours", "llama"))
 
 

@@ -24,8 +24,9 @@ from vllm.overlay.serving.restarts import EngineLost, RestartPolicy, Restarts
 
 logger = init_logger(__name__)
 
-# How often the client is asked whether it has given the engine up, in seconds.
-_LOOK_S = 0.5
+# How often the client is asked whether it has given the engine up, in seconds. It does so when no heartbeat has come
+# for much longer.
+_LOOK_S = 2
 # How often an engine is told to end, in seconds.
 _AGAIN_S = 0.5
 
@@ -209,10 +210,10 @@ async def _watch(engine: Engine) -> None:
     """Looks whether the client has given the engine up, which no process's end need show."""
     client = engine.client
     # Without its loop nobody hears an output.
-    hearing = getattr(client, "output_loop", None)
-    while not client.errored and (hearing is None or not hearing.done()):
-        await asyncio.sleep(_LOOK_S)
-    if not client.errored and hearing is not None:
+    hearing = getattr(client, "output_loop", None) or asyncio.get_running_loop().create_future()
+    while not client.errored and not hearing.done():
+        await asyncio.wait({hearing}, timeout=_LOOK_S)
+    if not client.errored:
         client._set_errored(hearing.exception() or RuntimeError("its outputs are not read any more"))
     # Stock's error about the dead engine speaks of a stack trace, and then repeats the cause.
     _fail(engine, one_line(getattr(client, "_errored_with", None) or client.dead_error))
