@@ -18,7 +18,7 @@ TOKENS = 1100
 MODELS = {
     "scores": ("attention, scores", "attention, scores", torch.bfloat16,
                text(128, 4, 4, (4, 2, 64), (1, 1, 16, 16), 4, 0.25, **moe(4, 2, 16, 16))),
-    "recurrent": ("linear attention, delta rule", "linear attention, convolution", torch.float32,
+    "recurrent": ("linear attention, convolution", "linear attention, convolution", torch.float32,
                   text(96, 4, 4, (1, 1, 32), (1, 1, 512, 64), 4, 0.25, intermediate_size=64)),
     "values": ("linear attention, delta rule", "linear attention, gated norm", torch.bfloat16,
                text(64, 2, 2, (1, 1, 16), (1, 8, 16, 128), 2, 0.25, intermediate_size=32)),

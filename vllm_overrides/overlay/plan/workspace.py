@@ -87,17 +87,19 @@ class _Decoder:
     def _linear(self) -> dict[str, int]:
         sizes, tokens, item = self.sizes, self.step.tokens, self.sizes.item
         values = sizes.value_heads * sizes.value
-        projected = tokens * (sizes.channels + values + 2 * sizes.value_heads) * item
         mixed = tokens * sizes.channels * item
-        conv = projected + 3 * mixed + (2 + self.copied) * self._block(tokens, sizes.channels)
-        # The convolution's result, queries, keys and values made contiguous, decays and strengths, the readout.
-        kept = projected + 2 * mixed + tokens * (2 * sizes.value_heads + values) * 4
+        # What is held to the end: gates of the output, and what decays and strengths are made of.
+        gates = tokens * (values + 2 * sizes.value_heads) * item
+        # Decays and strengths, and the readout, in float32.
+        read = tokens * (2 * sizes.value_heads + values) * 4
         heads_in_rows = self._block(tokens * sizes.value_heads, sizes.value)
         return {
-            "convolution": conv,
-            "delta rule": kept + self._delta(),
-            "gated norm": kept + 2 * tokens * values * item + (2 + self.copied) * heads_in_rows,
-            "output": kept + tokens * values * item + self.per_hidden,
+            # The projection, until both parts of it are copied.
+            "projection": 2 * (gates + mixed),
+            "convolution": gates + 3 * mixed + (2 + self.copied) * self._block(tokens, sizes.channels),
+            "delta rule": gates + mixed + read + self._delta(),
+            "gated norm": gates + read + 2 * tokens * values * item + (2 + self.copied) * heads_in_rows,
+            "output": gates + read + tokens * values * item + self.per_hidden,
         }
 
     def _delta(self) -> int:
@@ -134,7 +136,7 @@ class _Decoder:
                                                                                       sizes.head),
             "rotation": projected + 2 * query + key + rotated,
             "scores": projected + 3 * query + 2 * key + self._scores(),
-            "gate": projected + 4 * query + key,
+            "gate": projected + 3 * query + key,
             "output": projected + 2 * query + key + self.per_hidden,
         }
 

@@ -316,20 +316,21 @@ class _Server(uvicorn.Server):
     ready_lines = ""
 
     def __init__(self, config: uvicorn.Config) -> None:
+        """In the event loop that it will run in."""
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._told = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
         """Accept nothing more; finish what is under way."""
         self.should_exit = True
-        self._told.set()
+        if not self._told.done():
+            self._told.set_result(None)
 
     async def main_loop(self) -> None:
         """Until told to end. Looks once per second, as often as the date of the answers changes; uvicorn's ten times
         are most of what an idle server, or one that waits for a long prompt, uses."""
         while not await self.on_tick(0):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._told.wait(), 1)
+            await asyncio.wait({self._told}, timeout=1)
 
     def install_signal_handlers(self) -> None:
         """uvicorn before 0.29."""
