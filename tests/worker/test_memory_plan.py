@@ -51,7 +51,7 @@ def said(monkeypatch):
 def test_refused_before_weights_are_loaded(checkpoint, free, monkeypatch):
     from vllm.worker.worker_stock import Worker
     monkeypatch.setattr(Worker, "load_model", lambda self: pytest.fail("weights were loaded"))
-    free(platform_cpu.GIB // 4 + 8 * MIB)
+    free(platform_cpu.GIB // 4 + 7 * MIB)
     with pytest.raises(ValueError, match=r"^too little memory for one sequence of max_model_len 8192: .*lower "
                                          r"--max-model-len to \d+") as caught:
         make_engine(checkpoint, max_model_len=8192, num_gpu_blocks_override=None)
